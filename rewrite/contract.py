@@ -1,0 +1,69 @@
+"""What a pass is, and what it answers."""
+
+from __future__ import annotations
+
+import abc
+import enum
+from dataclasses import dataclass
+from typing import ClassVar
+
+from rewrite.program import Program
+
+
+class Numerics(enum.Enum):
+    """How close a pass keeps loss and gradients to the untouched model, under the same seed."""
+
+    EXACT = "exact"
+    """Bit-equal."""
+    REASSOCIATED = "reassociated"
+    """Equal up to the order of summation."""
+    REDUCED = "reduced"
+    """Computed in lower precision."""
+
+
+@dataclass(frozen=True)
+class Change:
+    """One thing a pass did, at one place, for every instance that shares it."""
+
+    path: str
+    """Module path of the first instance."""
+    summary: str
+    """One sentence, without a full stop."""
+    instances: tuple[str, ...] = ()
+    nodes: tuple[str, ...] = ()
+    """Names of the nodes tagged or replaced."""
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """One place a pass left alone, and why."""
+
+    path: str
+    reason: str
+    """Subject, cause and next step."""
+    source: str = ""
+
+
+@dataclass(frozen=True)
+class PassResult:
+    program: Program
+    modified: bool
+    changes: tuple[Change, ...] = ()
+    refusals: tuple[Refusal, ...] = ()
+
+
+@dataclass(frozen=True)
+class Pass(abc.ABC):
+    """A rewrite of a program. Subclasses are frozen dataclasses; their fields are the options of the spec text.
+
+    A pass decides and tags nodes of the program it is given (the pipeline hands it a copy of its own); it never
+    changes what the program computes beyond its `numerics`, nor the structure of a region's outputs.
+    """
+
+    name: ClassVar[str]
+    """Command-line name: the class name in kebab case."""
+    numerics: ClassVar[Numerics]
+
+    @abc.abstractmethod
+    def apply(self, program: Program) -> PassResult:
+        """Tag `program` and say what was done. Raises `PassError` for options that do not fit the program."""
