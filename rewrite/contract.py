@@ -1,13 +1,16 @@
-"""What a pass is, and what it answers."""
+"""What a pass is, and what it answers. Imports no torch, so that passes can be listed without it."""
 
 from __future__ import annotations
 
 import abc
 import enum
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
-from rewrite.program import Program
+from rewrite.spec import render_pass
+
+if TYPE_CHECKING:
+    from rewrite.program import Program
 
 
 class Numerics(enum.Enum):
@@ -67,3 +70,7 @@ class Pass(abc.ABC):
     @abc.abstractmethod
     def apply(self, program: Program) -> PassResult:
         """Tag `program` and say what was done. Raises `PassError` for options that do not fit the program."""
+
+    def __str__(self) -> str:
+        """The spec text that parses back to this pass."""
+        return render_pass(self)
