@@ -1,0 +1,97 @@
+"""Every private name of torch and transformers that capture uses, each behind a name of our own.
+
+They are what breaks on the next release, so each has a test of its own in `tests/capture/test_private.py`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import sympy
+import torch
+from torch._dispatch.python import enable_python_dispatcher
+from torch._dynamo.source import ConstantSource
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.amp import autocast_mode
+from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
+from torch.utils import checkpoint as torch_checkpoint
+from torch.utils._sympy.interp import sympy_interp
+from torch.utils._sympy.printers import PythonPrinter
+from torch.utils._sympy.reference import PythonReferenceAnalysis
+
+__all__ = ["FakeTensor", "FakeTensorMode", "ShapeEnv", "enable_python_dispatcher"]
+
+set_grad_enabled = torch._C._set_grad_enabled
+enter_autocast = autocast_mode._enter_autocast
+exit_autocast = autocast_mode._exit_autocast
+CHECKPOINT_GENERATOR = (torch_checkpoint, "_checkpoint_without_reentrant_generator")
+
+
+def symbolic_fake_mode() -> FakeTensorMode:
+    """Fake tensors whose marked sizes are symbols; equal sizes share one."""
+    env = ShapeEnv(duck_shape=True, assume_static_by_default=False, specialize_zero_one=True)
+    return FakeTensorMode(shape_env=env, allow_non_fake_inputs=True)
+
+
+def make_fake(mode: FakeTensorMode, tensor: torch.Tensor, label: str, dynamic: set[int]) -> torch.Tensor:
+    """A fake of `tensor` whose dimensions in `dynamic` are symbols."""
+    marks = [DimDynamic.DYNAMIC if d in dynamic else DimDynamic.STATIC for d in range(tensor.ndim)]
+    context = StatelessSymbolicContext(dynamic_sizes=marks)  # type: ignore[arg-type]
+    return mode.from_tensor(tensor, source=ConstantSource(label), symbolic_context=context)
+
+
+def expression(size: torch.SymInt | torch.SymFloat | torch.SymBool) -> sympy.Expr:
+    """The sympy expression behind a symbolic number, simplified by what is known so far."""
+    node = size.node
+    return node.shape_env.simplify(node.expr)
+
+
+def hint(size: Any) -> int:
+    """The concrete value a symbolic size has for the example inputs."""
+    return int(size.node.hint) if isinstance(size, torch.SymInt) else int(size)
+
+
+def has_hint(size: Any) -> bool:
+    return not isinstance(size, torch.SymInt) or size.node.has_hint()
+
+
+def evaluate(expr: sympy.Expr, environment: dict[sympy.Symbol, Any]) -> Any:
+    """Carry out a size expression over fx proxies or whole numbers."""
+    return sympy_interp(PythonReferenceAnalysis, environment, expr)
+
+
+def print_expression(expr: sympy.Basic) -> str:
+    """Python text of a size expression or guard."""
+    return str(PythonPrinter().doprint(expr))
+
+
+def guards(env: ShapeEnv) -> list[sympy.Basic]:
+    """The relations between sizes that the run relied on, in order."""
+    return [guard.expr for guard in env.guards]
+
+
+def replacements(env: ShapeEnv) -> dict[sympy.Symbol, sympy.Expr]:
+    """Symbols found equal to a number or another symbol."""
+    return dict(env.replacements)
+
+
+def free_symbols(expr: sympy.Basic) -> set[sympy.Symbol]:
+    return {symbol for symbol in expr.free_symbols if isinstance(symbol, sympy.Symbol)}
+
+
+@contextlib.contextmanager
+def transformers_sees_real_tensors() -> Iterator[None]:
+    """transformers builds other masks when it is given fake tensors; make it take the path of a real run."""
+    utils = sys.modules.get("transformers.utils.import_utils")
+    if utils is None or not hasattr(utils, "is_fake_tensor"):
+        yield
+        return
+    original = utils.is_fake_tensor
+    setattr(utils, "is_fake_tensor", lambda tensor: False)
+    try:
+        yield
+    finally:
+        setattr(utils, "is_fake_tensor", original)

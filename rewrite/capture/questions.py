@@ -1,0 +1,76 @@
+"""Questions about data during a capture: which may be asked again before a graph is used."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import fx
+
+if TYPE_CHECKING:
+    from rewrite.capture.recorder import Recorder
+
+RANDOM_NAMES = ("rand", "dropout", "bernoulli", "multinomial", "normal", "uniform", "poisson")
+
+
+def ask_inputs(recorder: Recorder, func: Callable[..., Any], args: tuple[Any, ...], answer: Any) -> fx.Graph | None:
+    """A graph from the region's inputs to the tensor whose truth was asked; None when there is none.
+
+    Only yes-or-no questions whose answer follows from the inputs alone may be asked again: the graph is then kept
+    for calls with the same answer.
+    """
+    if answer is NotImplemented or func.__name__ not in ("__bool__", "is_nonzero", "item") or not isinstance(answer, bool):
+        return None
+    tensor = args[0]
+    node = recorder.nodes.get(id(tensor)) if isinstance(tensor, torch.Tensor) else None
+    if node is None:
+        return None
+    needed = _ancestors(node)
+    if any(not _pure(inner) for inner in needed):
+        return None
+    return _extract(recorder.graph, needed, node)
+
+
+def _ancestors(node: fx.Node) -> set[fx.Node]:
+    found: set[fx.Node] = set()
+    waiting = [node]
+    while waiting:
+        current = waiting.pop()
+        if current not in found:
+            found.add(current)
+            waiting.extend(current.all_input_nodes)
+    return found
+
+
+def _pure(node: fx.Node) -> bool:
+    """Whether a node may be run twice, and reads neither parameters nor random numbers."""
+    if node.op in ("get_attr", "call_module"):
+        return False
+    name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
+    if any(random in name for random in RANDOM_NAMES):
+        return False
+    return node.op == "placeholder" or not (name.endswith("_") or name in ("setitem", "setattr"))
+
+
+def _extract(graph: fx.Graph, needed: set[fx.Node], result: fx.Node) -> fx.Graph:
+    extracted = fx.Graph()
+    made: dict[fx.Node, fx.Node] = {}
+    for node in graph.nodes:
+        if node.op == "placeholder" or node in needed:
+            made[node] = extracted.node_copy(node, made.__getitem__)
+    extracted.output(made[result])
+    return extracted
+
+
+def guess(func: Callable[..., Any], args: tuple[Any, ...]) -> Any:
+    """An answer nobody knows, so that a run on fakes can go on: false, zero."""
+    name = func.__name__
+    if name in ("__bool__", "is_nonzero", "equal", "allclose", "__contains__"):
+        return False
+    tensor = args[0]
+    if name == "tolist":
+        return torch.zeros([int(size) for size in tensor.shape]).to(tensor.dtype).tolist()
+    if name in ("numpy", "__array__"):
+        return torch.zeros([int(size) for size in tensor.shape]).to(tensor.dtype).numpy()
+    return 0.0 if tensor.is_floating_point() and name != "__index__" else 0

@@ -1,0 +1,115 @@
+"""What generated code calls, and where its lines come from."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from rewrite import calls
+from rewrite.errors import RewriteError
+
+SOURCES: dict[str, tuple[tuple[str, str] | None, ...]] = {}
+"""File name of a generated function -> for each line number, (path of the region's first instance, node name)."""
+
+
+class Constant:
+    """A value a graph holds: `constant()` gives it back."""
+
+    __module__ = "rewrite.runtime"
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+        self.__name__ = self.__qualname__ = "constant"
+
+    def __call__(self) -> Any:
+        return self.value
+
+    def __repr__(self) -> str:
+        return f"constant({self.value!r})"
+
+
+class Build:
+    """Make a record (a model output, a dataclass) from its leaves."""
+
+    __module__ = "rewrite.runtime"
+
+    def __init__(self, skeleton: Any, label: str) -> None:
+        self.skeleton = skeleton
+        self.__name__ = self.__qualname__ = f"build_{label}"
+
+    def __call__(self, leaves: list[Any]) -> Any:
+        return calls.join(self.skeleton, leaves)
+
+
+class Assign(Build):
+    """Bring an object that holds tensors (a key-value cache) to a state, in place; returns the object."""
+
+    __module__ = "rewrite.runtime"
+
+    def __init__(self, skeleton: Any, label: str) -> None:
+        super().__init__(skeleton, label)
+        self.__name__ = self.__qualname__ = f"assign_{label}"
+
+
+def new_object(kind: type) -> Any:
+    """An empty instance of `kind`, to be given its content by `Assign`."""
+    return object.__new__(kind)
+
+
+def read_leaf(value: Any, place: int) -> torch.Tensor:
+    """The tensor at `place` among the leaves of an object."""
+    leaf: torch.Tensor = calls.split(value).leaves[place]
+    return leaf
+
+
+def set_grad_enabled(enabled: bool) -> None:
+    """Grad mode from here on, until the next call: `torch.no_grad()` of the original, unrolled."""
+    torch._C._set_grad_enabled(enabled)
+
+
+class ApplyFunction:
+    """Call a custom `torch.autograd.Function`, with its own backward."""
+
+    __module__ = "rewrite.runtime"
+
+    def __init__(self, function: type[torch.autograd.Function]) -> None:
+        self.function = function
+        self.__name__ = self.__qualname__ = f"apply_{function.__name__}"
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self.function.apply(*args, **kwargs)
+
+
+class Expect:
+    """Check that a module without a graph returned what the graph around it was captured for."""
+
+    __module__ = "rewrite.runtime"
+
+    def __init__(self, skeleton: Any, path: str) -> None:
+        self.skeleton, self.path = skeleton, path
+        self.__name__ = self.__qualname__ = "expect"
+
+    def __call__(self, result: Any, sizes: list[tuple[Any, ...] | None]) -> Any:
+        parts = calls.split(result, opened=False)
+        shapes = [tuple(leaf.shape) if isinstance(leaf, torch.Tensor) else None for leaf in parts.leaves]
+        if not same_but_devices(parts.skeleton, self.skeleton) or shapes != [s if s is None else tuple(s) for s in sizes]:
+            raise RewriteError(
+                f"module {self.path!r}",
+                f"it returned tensors of shapes {shapes}, where the graph around it was captured for {sizes}",
+                "its result depends on data: keep the modules around it as they are with `opaque=[...]` naming their paths",
+            )
+        return result
+
+
+def same_but_devices(one: Any, other: Any) -> bool:
+    """Whether two skeletons are equal when devices are left out."""
+    if isinstance(one, torch.device) and isinstance(other, torch.device):
+        return True
+    if isinstance(one, tuple) and isinstance(other, tuple):
+        return len(one) == len(other) and all(same_but_devices(a, b) for a, b in zip(one, other, strict=True))
+    return bool(one == other)
+
+
+Function = Callable[..., Any]
