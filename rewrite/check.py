@@ -10,7 +10,8 @@ from typing import Any
 from torch import fx
 
 from rewrite.contract import PassResult
-from rewrite.program import RECOMPUTE, Program, Region
+from rewrite.program import Program, Region
+from rewrite.tags import RECOMPUTE
 from rewrite.text import argument_text, program_text, value_text
 
 

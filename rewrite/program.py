@@ -9,15 +9,7 @@ from typing import Any
 import torch
 from torch import fx
 
-RECOMPUTE = "recompute"
-"""Key in `node.meta`: an int naming the segment whose values are dropped after the forward and computed again
-in the backward. Nodes of one graph with the same number form one segment."""
-
-TAGS = (RECOMPUTE,)
-"""The keys in `node.meta` through which passes decide; everything else there is what capture recorded."""
-
-ORIGIN = "origin"
-"""Key in `node.meta` of a node that a pass made: a tuple of the names of the nodes it stands for."""
+from rewrite.tags import RECOMPUTE as RECOMPUTE
 
 
 @dataclass(frozen=True)

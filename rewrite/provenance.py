@@ -9,7 +9,8 @@ from dataclasses import dataclass, field
 from torch import fx
 
 from rewrite.contract import Pass, PassResult
-from rewrite.program import ORIGIN, TAGS, Program, Region
+from rewrite.program import Program, Region
+from rewrite.tags import ORIGIN, TAGS
 from rewrite.text import argument_text, target_text
 
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from rewrite.errors import SpecError
 from rewrite.options import REQUIRED, Option, annotation_text, options
-from rewrite.values import Bare, Unfit, fit
+from rewrite.literals import Bare, Unfit, fit
 
 if TYPE_CHECKING:
     from rewrite.contract import Pass

@@ -9,7 +9,8 @@ from typing import Any
 import torch
 from torch import fx
 
-from rewrite.program import TAGS, Program, Region
+from rewrite.program import Program, Region
+from rewrite.tags import TAGS
 
 _SYMBOL = re.compile(r"\b[su]\d+\b")
 _ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")

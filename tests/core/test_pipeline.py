@@ -12,7 +12,8 @@ from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, Stateles
 from rewrite.contract import Numerics, Pass, PassResult
 from rewrite.errors import ContractError, PassCrashError, SelectorError
 from rewrite.pipeline import run
-from rewrite.program import RECOMPUTE, Program
+from rewrite.program import Program
+from rewrite.tags import RECOMPUTE
 from rewrite.text import program_text
 from tests.core.programs import block_graph, two_blocks
 

@@ -7,8 +7,9 @@ import torch
 
 from rewrite.contract import Numerics, Pass, PassResult
 from rewrite.pipeline import run
-from rewrite.program import ORIGIN, RECOMPUTE, Program
+from rewrite.program import Program
 from rewrite.provenance import Event, Provenance, Record
+from rewrite.tags import ORIGIN, RECOMPUTE
 from tests.core.programs import two_blocks
 
 
