@@ -1,0 +1,4 @@
+"""Stand-ins."""
+import contextlib
+def kernels_of(device: str):
+    return contextlib.nullcontext()

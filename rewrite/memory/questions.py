@@ -1,0 +1,159 @@
+"""Runs operators on fakes: those that ask about data get an answer, and those without a fake kernel a stand-in."""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+
+from rewrite.capture.answers import Answers
+from rewrite.memory.place import ModulePaths
+
+aten = torch.ops.aten
+
+
+class Questions:
+    """The operators of one run. Without `answers` the run is real, and each operator is called as it is."""
+
+    def __init__(self, answers: Answers | None, modules: ModulePaths) -> None:
+        self.assumptions: list[str] = []
+        self._answers = answers
+        self._modules = modules
+        self._asks: dict[Any, bool] = {}
+
+    def run(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if self._answers is None:
+            return func(*args, **kwargs)
+        if func is aten._grouped_mm.default:
+            return grouped_mm_result(*args, **kwargs)
+        asks = self._asks.get(func)
+        if asks is None:
+            asks = self._asks[func] = _asks(func)
+        if asks:
+            return self._ask(func, args, kwargs)
+        out = func(*args, **kwargs)
+        self._answers.follow(func, args, kwargs, out)
+        return out
+
+    def _ask(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        assert self._answers is not None
+        if func is aten.index.Tensor:
+            return self._index(func, args, kwargs)
+        known = self._answers.answer(func, args, kwargs)
+        if known is not NotImplemented:
+            return self._as_fakes(known)
+        guess = _GUESSES.get(func)
+        if guess is None:
+            return func(*args, **kwargs)
+        value, taken = guess(*args, **kwargs)
+        self._assume(f"{func.overloadpacket.__name__} of a value that is not known without running was taken as {taken}")  # type: ignore[attr-defined]
+        return value
+
+    def _index(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Indexing by a mask is indexing by the positions where it is true, as the kernel does it."""
+        assert self._answers is not None
+        positions: list[torch.Tensor | None] = []
+        for index in args[1]:
+            if index is None or index.dtype not in (torch.bool, torch.uint8):
+                positions.append(index)
+                continue
+            positions.extend(self._ask(aten.nonzero.default, (index,), {}).unbind(1))
+        out = func(args[0], positions, **kwargs)
+        self._answers.follow(func, args, kwargs, out)
+        return out
+
+    def _as_fakes(self, known: Any) -> Any:
+        assert self._answers is not None
+        if isinstance(known, (tuple, list)):
+            return type(known)(self._as_fakes(item) for item in known)
+        if not isinstance(known, torch.Tensor):
+            return known
+        fake = torch.empty_strided(known.shape, known.stride(), dtype=known.dtype)
+        self._answers.set_shadow(fake, known)
+        return fake
+
+    def _assume(self, sentence: str) -> None:
+        where = f"{self._modules.current or 'the root module'} ({user_line()}): {sentence}"
+        if where not in self.assumptions:
+            self.assumptions.append(where)
+
+
+def user_line() -> str:
+    """The innermost line, as `file.py:12`, that is neither torch's nor ours."""
+    frame = sys._getframe(1)
+    while frame is not None:
+        module = str(frame.f_globals.get("__name__", ""))
+        if not module.startswith(("torch.", "rewrite.")) and module not in ("torch", "contextlib"):
+            return f"{frame.f_code.co_filename.rpartition('/')[2]}:{frame.f_lineno}"
+        frame = frame.f_back  # type: ignore[assignment]
+    return "unknown line"
+
+
+def grouped_mm_result(
+    left: torch.Tensor,
+    right: torch.Tensor,
+    offsets: torch.Tensor | None = None,
+    bias: torch.Tensor | None = None,
+    out_dtype: torch.dtype | None = None,
+) -> torch.Tensor:
+    """An empty result of `aten._grouped_mm`: torch's own fake kernel refuses what the CPU kernel accepts (float32)."""
+    if left.dim() == 2 and right.dim() == 2:
+        assert offsets is not None
+        shape: tuple[int, ...] = (offsets.shape[0], left.shape[0], right.shape[1])
+    elif left.dim() == 2:
+        shape = (left.shape[0], right.shape[-1])
+    elif right.dim() == 2:
+        shape = (left.shape[1], right.shape[1])
+    else:
+        shape = (left.shape[0], left.shape[1], right.shape[-1])
+    return torch.empty(shape, dtype=out_dtype or left.dtype, device=left.device)
+
+
+def _asks(func: Callable[..., Any]) -> bool:
+    if not isinstance(func, torch._ops.OpOverload):
+        return False
+    return torch.Tag.data_dependent_output in func.tags or torch.Tag.dynamic_output_shape in func.tags
+
+
+def _scalar(tensor: torch.Tensor) -> tuple[Any, str]:
+    value = False if tensor.dtype == torch.bool else 0.0 if tensor.is_floating_point() else 0
+    return value, str(value)
+
+
+def _nonzero(tensor: torch.Tensor) -> tuple[torch.Tensor, str]:
+    return torch.empty(tensor.numel(), tensor.dim(), dtype=torch.int64), "true everywhere"
+
+
+def _masked_select(tensor: torch.Tensor, mask: torch.Tensor) -> tuple[torch.Tensor, str]:
+    count = math.prod(torch.broadcast_shapes(tensor.shape, mask.shape))
+    return torch.empty(count, dtype=tensor.dtype), "true everywhere"
+
+
+def _repeat_interleave(repeats: torch.Tensor, *, output_size: int | None = None) -> tuple[torch.Tensor, str]:
+    count = repeats.numel() if output_size is None else output_size
+    return torch.empty(count, dtype=repeats.dtype), "one of each"
+
+
+def _unique(tensor: torch.Tensor, *flags: Any, **named: Any) -> tuple[tuple[torch.Tensor, ...], str]:
+    index = torch.empty(tensor.shape, dtype=torch.int64)
+    values = torch.empty(tensor.numel(), dtype=tensor.dtype)
+    return (values, index, torch.empty(tensor.numel(), dtype=torch.int64)), "all different"
+
+
+def _equal(*_: Any) -> tuple[bool, str]:
+    return False, "False"
+
+
+_GUESSES: Mapping[Any, Callable[..., tuple[Any, str]]] = {
+    aten._local_scalar_dense.default: _scalar,
+    aten.equal.default: _equal,
+    aten.nonzero.default: _nonzero,
+    aten.masked_select.default: _masked_select,
+    aten.repeat_interleave.Tensor: _repeat_interleave,
+    aten._unique2.default: _unique,
+    aten.unique_consecutive.default: _unique,
+}
+

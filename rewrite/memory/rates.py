@@ -1,0 +1,27 @@
+"""Peak rates of a few devices: what the roofline divides by."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Rates:
+    """Peak rates, per second."""
+
+    flops: float
+    """Single precision, as torch computes it by default."""
+    half_flops: float
+    """float16 and bfloat16, dense."""
+    bytes: float
+    """Memory traffic."""
+    source: str
+
+
+PEAK_RATES = {
+    "h100": Rates(67e12, 989e12, 3.35e12, "NVIDIA H100 datasheet, SXM5, without sparsity"),
+    "a100": Rates(19.5e12, 312e12, 2.039e12, "NVIDIA A100 datasheet, 80GB SXM, without sparsity"),
+    "rtx4090": Rates(82.6e12, 165.2e12, 1.008e12, "NVIDIA Ada GPU architecture whitepaper, FP16 with FP32 accumulate"),
+    "t4": Rates(8.1e12, 65e12, 0.32e12, "NVIDIA T4 datasheet"),
+    "cpu": Rates(1e12, 1e12, 50e9, "a nominal server core group: 1 TFLOP/s, two DDR4-3200 channels"),
+}
