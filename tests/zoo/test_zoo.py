@@ -73,7 +73,7 @@ def test_comparison_notices_one_bit_of_one_gradient(step: Run) -> None:
     grad = other.grads["head.weight"]
     assert grad is not None
     grad.view(torch.int32)[0, 0] += 1
-    with pytest.raises(AssertionError, match="grads head.weight: 1 of 96 elements"):
+    with pytest.raises(AssertionError, match=r"grads head\.weight: 1 of 96 elements"):
         assert_equal(step, other)
 
 

@@ -1,0 +1,123 @@
+"""Parity: does a rewritten module compute what the original does, within the numerics it declares?"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from rewrite.certificate import Certificate as Certificate
+from rewrite.certificate import Row as Row
+from rewrite.comparison import compare, structure
+from rewrite.contract import Numerics
+from rewrite.errors import InputError, VerifyError
+from rewrite.observation import observe, tensors
+from rewrite.tolerance import tolerance_for
+
+Call = tuple[tuple[Any, ...], dict[str, Any]]
+
+
+def verify(
+    original: nn.Module,
+    rewritten: nn.Module,
+    example_inputs: Any,
+    *,
+    seeds: Sequence[int] = (0,),
+    numerics: Numerics = Numerics.EXACT,
+    low: torch.dtype = torch.bfloat16,
+) -> Certificate:
+    """Run both modules on the same inputs under the same seeds and compare everything a step leaves behind.
+
+    Compared are the loss, the outputs, every gradient, the buffers and the random streams after the step and how often
+    hooked modules ran; in train and in eval mode, for the batch given and for another batch size, when the inputs
+    have one; and once, the state dict's keys, shared parameters and ties. A difference is in the certificate, not
+    an error.
+
+    example_inputs: a dict of keyword arguments, a tuple or list of positional ones, or one tensor.
+    numerics: what to hold the rewrite to; `rewrite.report(rewritten)` has what its passes declare.
+    low: the precision that `Numerics.REDUCED` computes in.
+
+    Both modules are left as they were: gradients, buffers, modes, random streams. Raises `VerifyError` when a
+    module holds no numbers (meta device) and `InputError` when the original cannot run the inputs.
+    """
+    for module in (original, rewritten):
+        _require_numbers(module)
+    rows, cases, skipped = list(structure(original, rewritten)), [], []
+    calls = [call_arguments(example_inputs)]
+    calls += [call for call in [another_batch(calls[0])] if call is not None]
+    for position, (train, seed) in itertools.product(range(len(calls)), itertools.product((True, False), seeds)):
+        args, kwargs = calls[position]
+        case = f"{'train' if train else 'eval'}, batch {_batch_size(calls[position])}, seed {seed}"
+        try:
+            expected = observe(original, args, kwargs, seed=seed, train=train)
+        except Exception as error:
+            if position == 0:
+                raise _cannot_run(original, error) from error
+            skipped.append(f"{case}: {type(error).__name__}: {error}")
+            continue
+        cases.append(case)
+        try:
+            found = observe(rewritten, args, kwargs, seed=seed, train=train)
+        except Exception as error:  # noqa: BLE001  whatever the module raises is the finding
+            rows.append(Row("forward and backward", "error", False, case=case, note=f"{type(error).__name__}: {error}"))
+            continue
+        given = [tensor for _, tensor in tensors((args, kwargs))]
+        rows += compare(expected, found, tolerance_for(original, given, numerics, low), case)
+    passed = all(row.passed for row in rows)
+    return Certificate(passed, numerics.value, tuple(rows), tuple(cases), tuple(skipped))
+
+
+def call_arguments(example_inputs: Any) -> Call:
+    """Positional and keyword arguments: a dict is keyword arguments, a tuple or list positional, else one argument."""
+    if isinstance(example_inputs, Mapping):
+        return (), dict(example_inputs)
+    if isinstance(example_inputs, tuple | list):
+        return tuple(example_inputs), {}
+    return (example_inputs,), {}
+
+
+def another_batch(call: Call) -> Call | None:
+    """The same inputs with one row fewer, or with the row doubled; None when nothing has a batch.
+
+    The batch is the first dimension of the first tensor that has one, and of every tensor of the same size there.
+    """
+    size = _batch_size(call)
+    if size == 0:
+        return None
+
+    def resized(value: Any) -> Any:
+        if not isinstance(value, torch.Tensor) or value.dim() == 0 or value.shape[0] != size:
+            return value
+        rows = value.detach()[: size - 1] if size > 1 else torch.cat([value.detach()] * 2)
+        return rows.clone().requires_grad_(value.requires_grad)
+
+    args, kwargs = torch.utils._pytree.tree_map(resized, call)
+    return args, kwargs
+
+
+def _batch_size(call: Call) -> int:
+    return next((tensor.shape[0] for _, tensor in tensors(call) if tensor.dim() > 0), 0)
+
+
+def _require_numbers(module: nn.Module) -> None:
+    held = itertools.chain(module.named_parameters(), module.named_buffers())
+    name = next((name for name, tensor in held if tensor.is_meta), None)
+    if name is None:
+        return
+    raise VerifyError(
+        f"verify {type(module).__name__}",
+        f"{name} is on the meta device, so there are no numbers to compare",
+        "give the module weights (`module.to_empty(device='cpu')`, then its own initialisation), or build a smaller "
+        "configuration of it on the CPU",
+    )
+
+
+def _cannot_run(module: nn.Module, error: Exception) -> InputError:
+    return InputError(
+        f"verify {type(module).__name__}",
+        f"the original module raises on the example inputs: {type(error).__name__}: {error}",
+        "call the module with these inputs outside `verify`, and pass inputs that it accepts",
+    )
