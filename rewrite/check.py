@@ -80,7 +80,7 @@ def _broken_region(before: Program, after: Program) -> BrokenPromise | None:
 def _invalid_graph(region: Region) -> BrokenPromise | None:
     try:
         region.graph.lint()
-    except Exception as fault:  # lint raises whatever it meets in a broken graph
+    except Exception as fault:  # noqa: BLE001 - lint raises whatever it meets in a broken graph
         cause = f"the graph of region {region.path!r} is not valid: {fault}"
         return BrokenPromise(cause, "keep every node after its inputs, names apart, and erase no node that is used")
     return None
@@ -106,17 +106,13 @@ def _default(node: fx.Node) -> str:
 
 
 def _outputs(graph: fx.Graph) -> str:
-    """The outputs' structure, with each node in it replaced by the type of its value."""
+    """The outputs' structure, with each node in it shown as the type of its value."""
     returned = [node.args[0] for node in graph.nodes if node.op == "output"]
-    return ", ".join(argument_text(fx.map_arg(value, _Typed)) for value in returned) or "nothing"
+    return ", ".join(argument_text(value, _type) for value in returned) or "nothing"
 
 
-class _Typed:
-    def __init__(self, node: fx.Node) -> None:
-        self.text = value_text(node.meta.get("val"))
-
-    def __repr__(self) -> str:
-        return self.text
+def _type(node: fx.Node) -> str:
+    return value_text(node.meta.get("val"))
 
 
 _SIGNATURES: dict[str, Callable[[fx.Graph], str]] = {"inputs": _inputs, "outputs": _outputs}

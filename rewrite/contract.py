@@ -49,8 +49,11 @@ class Refusal:
 
 @dataclass(frozen=True)
 class PassResult:
+    """What `Pass.apply` answers."""
+
     program: Program
     modified: bool
+    """Whether anything in `program` is other than in the program given; the pipeline checks it."""
     changes: tuple[Change, ...] = ()
     refusals: tuple[Refusal, ...] = ()
 

@@ -14,7 +14,7 @@ _FLOAT = re.compile(r"[+-]?(([0-9]+\.[0-9]*|\.[0-9]+|[0-9]+)([eE][+-]?[0-9]+)?|i
 _WORDS: dict[str, bool | None] = {"true": True, "false": False, "none": None}
 
 
-class Unfit(Exception):
+class UnfitError(Exception):
     """A value is not of the wanted type; the reader of the spec makes the message."""
 
 
@@ -36,7 +36,7 @@ class Bare:
 
 
 def fit(value: Any, annotation: Any) -> Any:
-    """`value` (a `Bare`, a str, or a tuple of these) as `annotation` wants it. Raises `Unfit`."""
+    """`value` (a `Bare`, a str, or a tuple of these) as `annotation` wants it. Raises `UnfitError`."""
     if annotation is Any:
         return _plain(value)
     if is_union(annotation):
@@ -62,10 +62,10 @@ def _fit_any(value: Any, choices: tuple[Any, ...]) -> Any:
     for choice in choices:
         try:
             fitted.append(fit(value, choice))
-        except Unfit:
+        except UnfitError:
             continue
     if not fitted:
-        raise Unfit
+        raise UnfitError
     plain = _plain(value)
     return next((found for found in fitted if type(found) is type(plain) and found == plain), fitted[0])
 
@@ -77,7 +77,7 @@ def _fit_choice(value: Any, choices: tuple[Any, ...]) -> Any:
             return choice
         if isinstance(value, Bare) and choice == value.text:
             return choice
-    raise Unfit
+    raise UnfitError
 
 
 def _fit_list(value: Any, items: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -89,7 +89,7 @@ def _fit_list(value: Any, items: tuple[Any, ...]) -> tuple[Any, ...]:
     if len(items) == 2 and items[1] is Ellipsis:
         return tuple(fit(item, items[0]) for item in value)
     if len(items) != len(value):
-        raise Unfit
+        raise UnfitError
     return tuple(fit(item, wanted) for item, wanted in zip(value, items, strict=True))
 
 
@@ -97,9 +97,9 @@ def _fit_scalar(plain: Any, annotation: Any) -> Any:
     if annotation is None or annotation is type(None):
         if plain is None:
             return None
-        raise Unfit
+        raise UnfitError
     if annotation is float and type(plain) is int:
         return float(plain)
     if isinstance(annotation, type) and type(plain) is annotation:
         return plain
-    raise Unfit
+    raise UnfitError

@@ -15,8 +15,8 @@ from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
 from rewrite.errors import SpecError
+from rewrite.literals import Bare, UnfitError, fit
 from rewrite.options import REQUIRED, Option, annotation_text, options
-from rewrite.literals import Bare, Unfit, fit
 
 if TYPE_CHECKING:
     from rewrite.contract import Pass
@@ -144,7 +144,7 @@ def _read_option(reader: _Reader, name: str, known: dict[str, Option], given: di
     value = _read_value(reader)
     try:
         given[key] = fit(value, known[key].annotation)
-    except Unfit:
+    except UnfitError:
         wanted, written = annotation_text(known[key].annotation), reader.text[at : reader.position]
         close = difflib.get_close_matches(written, wanted.split(" | "), n=1)
         advice = f"did you mean `{key}={close[0]}`?" if close else _help_for(name)

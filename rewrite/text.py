@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -58,37 +59,45 @@ def value_text(value: Any) -> str:
     return "none" if value is None else type(value).__name__
 
 
-def argument_text(argument: Any) -> str:
-    """An argument of a node: other nodes by name, tensors by type, everything else as Python writes it."""
+def node_name(node: fx.Node) -> str:
+    """How a node is named as an argument."""
+    return f"%{node.name}"
+
+
+def argument_text(argument: Any, show: Callable[[fx.Node], str] = node_name) -> str:
+    """An argument of a node: other nodes as `show` has them, tensors by type, all else as Python writes it."""
     if isinstance(argument, fx.Node):
-        return f"%{argument.name}"
+        return show(argument)
     if isinstance(argument, torch.Tensor):
         return value_text(argument)
     if isinstance(argument, slice):
-        return ":".join("" if part is None else argument_text(part) for part in _slice_parts(argument))
+        return ":".join("" if part is None else argument_text(part, show) for part in _slice_parts(argument))
     if isinstance(argument, Mapping):
-        return f"{{{', '.join(f'{key!r}: {argument_text(item)}' for key, item in argument.items())}}}"
-    if isinstance(argument, list):
-        return f"[{', '.join(argument_text(item) for item in argument)}]"
-    if isinstance(argument, tuple):
-        return f"({', '.join(argument_text(item) for item in argument)})"
-    if callable(argument):
-        return target_text(argument)
-    return _ADDRESS.sub("", repr(argument))
+        return f"{{{', '.join(f'{key!r}: {argument_text(item, show)}' for key, item in argument.items())}}}"
+    if isinstance(argument, (tuple, list)):
+        items = ", ".join(argument_text(item, show) for item in argument)
+        return f"[{items}]" if isinstance(argument, list) else f"({items})"
+    return target_text(argument) if callable(argument) else _plain_repr(argument)
 
 
 def target_text(target: Any) -> str:
-    """What a node calls, by its qualified name."""
+    """What a node calls: a function or class by its qualified name, a callable object as it prints itself."""
     if isinstance(target, str):
         return target
     owner = getattr(target, "__self__", None)
     if isinstance(owner, type):
         return f"{owner.__module__}.{owner.__qualname__}.{target.__name__}"
     name = getattr(target, "__qualname__", None) or getattr(target, "__name__", None)
-    if name is None:
-        return _ADDRESS.sub("", repr(target))
+    prints_itself = not inspect.isroutine(target) and not isinstance(target, type)
+    if name is None or (prints_itself and type(target).__repr__ is not object.__repr__):
+        return _plain_repr(target)
     module = getattr(target, "__module__", None)
     return f"{module}.{name}" if module else str(name)
+
+
+def _plain_repr(value: Any) -> str:
+    """On one line, without memory addresses."""
+    return " ".join(_ADDRESS.sub("", repr(value)).split())
 
 
 def _slice_parts(argument: slice) -> Iterator[Any]:

@@ -9,6 +9,7 @@ import pytest
 from rewrite import registry, spec
 from rewrite.contract import Numerics
 from rewrite.errors import PassError, SpecError
+from rewrite.options import Option
 
 TRIM = """
     from dataclasses import dataclass
@@ -74,8 +75,8 @@ def test_description_has_docs_options_and_distribution(site: Site) -> None:
     side, by = about.options
     assert (about.distribution, about.summary, about.numerics) == ("trim-tools", "Trims things.", Numerics.EXACT)
     assert "More about it." in about.doc
-    assert (side.name, side.annotation, side.default, side.doc) == ("side", Literal["left", "right"], "left", "Which side.")
-    assert (by.name, by.annotation, by.default, by.doc) == ("by", int, 2, "")
+    assert side == Option("side", Literal["left", "right"], "left", "Which side.")
+    assert by == Option("by", int, 2, "")
     assert about.fault == ""
 
 
@@ -102,7 +103,7 @@ def test_an_unknown_name_lists_the_passes_and_suggests_one(site: Site) -> None:
         (TRIM.replace(" = Numerics.EXACT", ""), "does not say its `numerics`"),
     ],
 )
-def test_a_broken_pass_is_named_with_its_distribution_and_others_still_load(site: Site, source: str, fault: str) -> None:
+def test_a_broken_pass_is_named_with_its_distribution_while_others_load(site: Site, source: str, fault: str) -> None:
     module = f"broken_{abs(hash(source))}"
     site.install("broken-tools", f"trim = {module}:Trim", module, source)
     site.install("good-tools", "cut = good_cut:Trim", "good_cut", TRIM.replace('= "trim"', '= "cut"'))
