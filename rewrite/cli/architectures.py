@@ -16,6 +16,9 @@ from rewrite.cli.tasks import TASKS, Task, default_task, task_named
 from rewrite.errors import InputError, ModelError, RewriteError
 
 
+OTHER_FORMS = "give a directory with a config.json, or file.py:factory"
+
+
 def is_architecture(name: str) -> bool:
     return name in transformers.CONFIG_MAPPING
 
@@ -31,8 +34,11 @@ def close_architectures(name: str) -> list[str]:
 
 def default_config(architecture: str, overrides: Mapping[str, Any]) -> transformers.PretrainedConfig:
     """The architecture's default configuration with `overrides`. Raises `InputError` for an override that is wrong."""
-    config_class = transformers.CONFIG_MAPPING[architecture]
-    return override(architecture, config_class(), {}, overrides)
+    try:
+        config = transformers.CONFIG_MAPPING[architecture]()
+    except Exception as error:  # some architectures have no default that their own checks accept
+        raise ModelError(architecture, f"has no default configuration: {brief(error)}", OTHER_FORMS) from error
+    return override(architecture, config, {}, overrides)
 
 
 def stored_config(subject: str, location: str, overrides: Mapping[str, Any]) -> transformers.PretrainedConfig:
@@ -92,7 +98,7 @@ def task_for(subject: str, config: transformers.PretrainedConfig, wanted: str | 
             return task
     chosen = default_task(names)
     if chosen is None:
-        raise ModelError(subject, "has no model class in transformers' auto classes", "give it as file.py:factory")
+        raise ModelError(subject, "has no model class among transformers' auto classes", OTHER_FORMS)
     return chosen
 
 

@@ -18,6 +18,8 @@ DEFAULT_TOKENS = 512
 DEFAULT_SAMPLES = 16_000
 """One second of audio."""
 
+OTHER_FORM = "give the model as file.py:factory that returns (module, inputs)"
+
 Batch = dict[str, Any]
 
 
@@ -27,8 +29,18 @@ def training_batch(
     """Keyword arguments for one training step of `model`, and the sequence length used (None: the model has none).
 
     Token ids and labels are int64, images and audio float32, from a generator with a fixed seed. Raises `InputError`
-    for a sequence that the model has no positions for.
+    for a sequence that the model has no positions for, and for a model whose inputs are not known.
     """
+    try:
+        return make_batch(subject, model, task, batch, seq)
+    except (AttributeError, TypeError, RuntimeError) as error:  # a configuration without what its kind usually has
+        cause = f"no {task.name} batch could be made from its configuration: {' '.join(str(error).split())}"
+        raise InputError(subject, cause, OTHER_FORM) from error
+
+
+def make_batch(
+    subject: str, model: transformers.PreTrainedModel, task: Task, batch: int, seq: int | None
+) -> tuple[Batch, int | None]:
     accepted = inspect.signature(model.forward).parameters
     random = torch.Generator().manual_seed(0)
     inputs: Batch = {}
@@ -45,11 +57,7 @@ def training_batch(
             inputs["attention_mask"] = torch.ones(shape, dtype=torch.int64)
     if not inputs:
         names = ", ".join(accepted)
-        raise InputError(
-            subject,
-            f"no inputs are known for its forward({names})",
-            "give the model as file.py:factory that returns (module, inputs)",
-        )
+        raise InputError(subject, f"no inputs are known for its forward({names})", OTHER_FORM)
     length = text_length(subject, model, seq) if task.name == "speech-seq2seq" else used
     inputs |= task_labels(model, task, inputs, accepted, batch, length, random)
     if "use_cache" in accepted:

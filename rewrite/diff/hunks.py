@@ -1,0 +1,139 @@
+"""Folds what changed, instance by instance, into one hunk for all the instances that changed alike."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+
+from torch import fx
+
+from rewrite.diff.kept import Kept, KeptByInstance, kept_by_instance
+from rewrite.diff.lines import NOTHING, node_line, outside_line, tags_of
+from rewrite.diff.model import Hunk, NodeLine
+from rewrite.memory.timeline import Estimate
+from rewrite.program import RECOMPUTE, Program, Region
+from rewrite.text import argument_text, target_text
+
+
+def hunks_between(before: Program, after: Program, was: Estimate, now: Estimate) -> tuple[Hunk, ...]:
+    """The hunks of every region, unchanged ones too, in the order of the program."""
+    kept_before, kept_after = kept_by_instance(before, was), kept_by_instance(after, now)
+    found = []
+    for region in after.regions:
+        origins = {path: before.region(path) for path in region.instances}
+        for instances in alike(region, origins, kept_before, kept_after):
+            first = instances[0]
+            lines = tuple(changed_lines(origins[first], region, kept_before.get(first, {}), kept_after.get(first, {})))
+            found.append(folded(region, instances, lines, kept_before, kept_after))
+    return tuple(found)
+
+
+def hunks_of(program: Program, estimate: Estimate) -> tuple[Hunk, ...]:
+    """Every region of one program with what each node keeps."""
+    kept = kept_by_instance(program, estimate)
+    found = []
+    for region in program.regions:
+        for instances in alike(region, dict.fromkeys(region.instances, region), kept, kept):
+            lines = tuple(region_lines(region, kept.get(instances[0], {})))
+            found.append(folded(region, instances, lines, kept, kept))
+    return tuple(found)
+
+
+def alike(
+    region: Region, origins: Mapping[str, Region], before: KeptByInstance, after: KeptByInstance
+) -> Iterator[tuple[str, ...]]:
+    """The instances of `region`, grouped by what they were and what they keep."""
+    groups: dict[object, list[str]] = {}
+    for path in region.instances:
+        key = (
+            origins[path].path,
+            tuple((before.get(path, {})).items()),
+            tuple((after.get(path, {})).items()),
+        )
+        groups.setdefault(key, []).append(path)
+    for paths in groups.values():
+        yield tuple(paths)
+
+
+def folded(
+    region: Region, instances: tuple[str, ...], lines: tuple[NodeLine, ...], was: KeptByInstance, now: KeptByInstance
+) -> Hunk:
+    return Hunk(
+        path=instances[0],
+        instances=instances,
+        class_name=region.class_name,
+        lines=lines,
+        before_bytes=sum(kept.bytes for path in instances for kept in was.get(path, {}).values()),
+        after_bytes=sum(kept.bytes for path in instances for kept in now.get(path, {}).values()),
+        recomputed_nodes=sum(RECOMPUTE in node.meta for node in region.graph.nodes if node.op.startswith("call")),
+    )
+
+
+def region_lines(region: Region, kept: Mapping[str, Kept]) -> Iterator[NodeLine]:
+    names = set()
+    for node in region.graph.nodes:
+        names.add(node.name)
+        if node.op != "output":
+            yield node_line(region, node, kept.get(node.name, NOTHING))
+    for name, outside in kept.items():
+        if name not in names:
+            yield outside_line(name, outside)
+
+
+def changed_lines(
+    origin: Region, region: Region, was: Mapping[str, Kept], now: Mapping[str, Kept]
+) -> Iterator[NodeLine]:
+    """The lines of one instance: nodes by name, in graph order, then what stands in no graph."""
+    old = {node.name: node for node in origin.graph.nodes}
+    new = {node.name: node for node in region.graph.nodes}
+    waiting = iter(old.values())
+    for node in new.values():
+        if node.name in old:
+            for earlier in waiting:
+                if earlier.name == node.name:
+                    break
+                if earlier.name not in new:
+                    yield dropped(origin, earlier, was)
+        yield from node_changes(region, old.get(node.name), node, was, now)
+    for name in {**was, **now}:
+        if name not in old and name not in new:
+            line = outside_line(name, was.get(name, now.get(name, NOTHING)))
+            yield weighed(line, was.get(name, NOTHING), now.get(name, NOTHING))
+
+
+def dropped(origin: Region, node: fx.Node, was: Mapping[str, Kept]) -> NodeLine:
+    line = node_line(origin, node, was.get(node.name, NOTHING), "-", "drop")
+    return replace(line, after_bytes=0)
+
+
+def node_changes(
+    region: Region, old: fx.Node | None, node: fx.Node, was: Mapping[str, Kept], now: Mapping[str, Kept]
+) -> Iterator[NodeLine]:
+    before, after = was.get(node.name, NOTHING), now.get(node.name, NOTHING)
+    line = node_line(region, node, before if before.bytes else after)
+    if old is None:
+        yield replace(line, mark="+", action="add", before_bytes=0, after_bytes=after.bytes)
+        return
+    weight = weighed(line, before, after)
+    was_tagged, tagged = tags_of(old), tags_of(node)
+    if call_text(old) != call_text(node):
+        yield replace(weight, mark="~", action="rewire")
+    elif weight.mark == " " and was_tagged != tagged and not before.bytes:
+        yield replace(weight, mark="+" if RECOMPUTE in tagged else "~", action=tag_action(was_tagged, tagged))
+    else:
+        yield weight
+
+
+def weighed(line: NodeLine, before: Kept, after: Kept) -> NodeLine:
+    """`line` with the bytes of both sides and the mark they give it."""
+    mark = " " if before.bytes == after.bytes else "-" if not after.bytes else "+" if not before.bytes else "~"
+    return replace(line, mark=mark, before_bytes=before.bytes, after_bytes=after.bytes)
+
+
+def tag_action(old: Mapping[str, object], new: Mapping[str, object]) -> str:
+    changed = [key for key in {**old, **new} if old.get(key) != new.get(key)]
+    return "keep" if RECOMPUTE in old and RECOMPUTE not in new else changed[0]
+
+
+def call_text(node: fx.Node) -> tuple[str, ...]:
+    return node.op, target_text(node.target), argument_text(node.args), argument_text(dict(node.kwargs))

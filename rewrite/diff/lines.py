@@ -1,0 +1,92 @@
+"""One line a node: where it stands, what it calls, what it keeps."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import fx
+
+from rewrite.diff.kept import Kept
+from rewrite.diff.model import NodeLine
+from rewrite.program import RECOMPUTE, TAGS, Region, value_tensors
+
+NOTHING = Kept(0, (), "")
+
+
+def node_line(region: Region, node: fx.Node, kept: Kept, mark: str = " ", action: str = "keep") -> NodeLine:
+    """A line for `node` that keeps `kept` both before and after."""
+    shape, dtype = (kept.shape, kept.dtype) if kept.bytes else value_type(node.meta.get("val"))
+    return NodeLine(
+        mark=mark,
+        action=action,
+        name=node.name,
+        label=node_label(region, node),
+        shape=shape,
+        dtype=dtype,
+        before_bytes=kept.bytes,
+        after_bytes=kept.bytes,
+        source=node.meta.get("source", ""),
+        segment=node.meta.get(RECOMPUTE),
+        value_bytes=value_bytes(node.meta.get("val")),
+    )
+
+
+def outside_line(name: str, kept: Kept, mark: str = " ") -> NodeLine:
+    """A line for what a module without a graph keeps; `name` is as `kept_by_instance` made it."""
+    return NodeLine(mark, "keep", name, name.replace(":", " "), kept.shape, kept.dtype, kept.bytes, kept.bytes)
+
+
+def node_label(region: Region, node: fx.Node) -> str:
+    """`mlp.gate_proj` for a called module, `mlp.mul` for a function called in `mlp`'s forward."""
+    if node.op == "call_module":
+        return str(node.target)
+    if node.op in ("placeholder", "get_attr"):
+        return str(node.target)
+    name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", str(node.target))
+    below = relative_path(node.meta.get("module_path", region.path), region.path)
+    return f"{below}.{name}" if below else str(name)
+
+
+def relative_path(path: str, base: str) -> str:
+    if not base:
+        return path
+    return path[len(base) + 1 :] if path.startswith(f"{base}.") else "" if path == base else path
+
+
+def value_type(value: Any) -> tuple[tuple[int, ...], str]:
+    """Shape and dtype of the largest tensor in a node's value; sizes that vary by their size in the captured run."""
+    tensors = value_tensors(value)
+    if not tensors:
+        return (), ""
+    largest = max(tensors, key=tensor_bytes)
+    return concrete_shape(largest), str(largest.dtype).removeprefix("torch.")
+
+
+def value_bytes(value: Any) -> int:
+    """Bytes of the tensors in a node's value."""
+    return sum(tensor_bytes(tensor) for tensor in value_tensors(value))
+
+
+def tensor_bytes(tensor: torch.Tensor) -> int:
+    size = tensor.element_size()
+    for length in concrete_shape(tensor):
+        size *= length
+    return size
+
+
+def concrete_shape(tensor: torch.Tensor) -> tuple[int, ...]:
+    return tuple(concrete_size(size) for size in tensor.shape)
+
+
+def concrete_size(size: int | torch.SymInt) -> int:
+    """A size as a number; one that depends on data and has none counts as 1."""
+    if isinstance(size, int):
+        return size
+    hint = size.node.hint
+    return hint if isinstance(hint, int) else 1
+
+
+def tags_of(node: fx.Node) -> Mapping[str, object]:
+    return {key: node.meta[key] for key in TAGS if key in node.meta}

@@ -1,0 +1,1 @@
+"""Text and JSON of what the library finds. Takes plain records; imports no torch."""

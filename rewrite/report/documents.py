@@ -1,0 +1,167 @@
+"""Results as JSON documents. Each names its schema; a change that breaks readers gives it a new number."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+from rewrite.options import REQUIRED, annotation_text
+
+if TYPE_CHECKING:
+    from rewrite.certificate import Certificate
+    from rewrite.diff.model import GraphDiff, Hunk, PassRecord, View
+    from rewrite.memory.timeline import Estimate
+    from rewrite.registry import Description
+
+DIFF_SCHEMA = "rewrite.diff/1"
+SHOW_SCHEMA = "rewrite.show/1"
+VERIFY_SCHEMA = "rewrite.verify/1"
+PASSES_SCHEMA = "rewrite.passes/1"
+
+Document = dict[str, Any]
+
+
+def document_text(document: Mapping[str, Any]) -> str:
+    """JSON, indented, ASCII, with a line break at its end."""
+    return json.dumps(document, indent=2) + "\n"
+
+
+def diff_document(diff: GraphDiff) -> Document:
+    """Both sides of a diff in bytes, every hunk, what was refused and what stayed opaque."""
+    return {
+        "schema": DIFF_SCHEMA,
+        "model": diff.model,
+        "device": diff.after.device,
+        "optimizer": diff.after.optimizer,
+        "modified": diff.modified,
+        "passes": [pass_document(record) for record in diff.passes],
+        "before": estimate_document(diff.before),
+        "after": estimate_document(diff.after),
+        "stat": {
+            "peak_delta_bytes": diff.peak_delta_bytes,
+            "saved_delta_bytes": diff.after.saved_bytes - diff.before.saved_bytes,
+            "recompute_flops": diff.recompute_flops,
+            "time_ratio": diff.time_ratio,
+            "device_profile": diff.profile or None,
+        },
+        "changes": [hunk_document(hunk) for hunk in diff.hunks],
+        "refusals": [
+            {"pass": record.name, "path": refusal.path, "reason": refusal.reason, "source": refusal.source}
+            for record in diff.passes
+            for refusal in record.refusals
+        ],
+        "opaque": [asdict(part) for part in diff.opaque],
+    }
+
+
+def view_document(view: View) -> Document:
+    """A model's regions and the memory of its step."""
+    return {
+        "schema": SHOW_SCHEMA,
+        "model": view.model,
+        "device": view.estimate.device,
+        "optimizer": view.estimate.optimizer,
+        "step": estimate_document(view.estimate),
+        "regions": [region_document(hunk) for hunk in view.hunks],
+        "opaque": [asdict(part) for part in view.opaque],
+    }
+
+
+def certificate_document(certificate: Certificate, model: str, spec: str) -> Document:
+    return {**certificate.to_json(), "schema": VERIFY_SCHEMA, "model": model, "passes": spec}
+
+
+def passes_document(descriptions: Sequence[Description]) -> Document:
+    return {"schema": PASSES_SCHEMA, "passes": [description_document(each) for each in descriptions]}
+
+
+def description_document(description: Description) -> Document:
+    return {
+        "name": description.name,
+        "distribution": description.distribution,
+        "summary": description.summary,
+        "numerics": description.numerics.value if description.numerics is not None else None,
+        "fault": description.fault or None,
+        "options": [
+            {
+                "name": option.name,
+                "type": annotation_text(option.annotation),
+                "required": option.default is REQUIRED,
+                "default": None if option.default is REQUIRED else option.default,
+                "doc": option.doc,
+            }
+            for option in description.options
+        ],
+    }
+
+
+def pass_document(record: PassRecord) -> Document:
+    return {
+        "name": record.name,
+        "spec": record.spec,
+        "numerics": record.numerics,
+        "modified": record.modified,
+        "seconds": round(record.seconds, 6),
+        "changes": [asdict(change) for change in record.changes],
+    }
+
+
+def estimate_document(estimate: Estimate) -> Document:
+    """One side in full, but for the list of places, which the hunks hold."""
+    peak = estimate.peak
+    return {
+        "peak_bytes": estimate.peak_bytes,
+        "saved_bytes": estimate.saved_bytes,
+        "by_category": dict(estimate.by_category),
+        "phases": dict(estimate.phases),
+        "peak": {
+            "phase": peak.phase,
+            "module_path": peak.module_path,
+            "region": peak.region,
+            "node": peak.node,
+            "largest": [held._asdict() for held in peak.largest],
+        },
+        "flops": {"forward": estimate.flops.forward, "backward": estimate.flops.backward},
+        "moved_bytes": estimate.moved_bytes,
+        "loss": estimate.loss,
+        "assumptions": list(estimate.assumptions),
+        "not_counted": list(estimate.not_counted),
+        "curve": [list(point) for point in estimate.curve],
+    }
+
+
+def hunk_document(hunk: Hunk) -> Document:
+    changed = [line for line in hunk.lines if line.mark != " "]
+    return {
+        "path": hunk.path,
+        "instances": list(hunk.instances),
+        "class": hunk.class_name,
+        "before_bytes": hunk.before_bytes,
+        "after_bytes": hunk.after_bytes,
+        "saved_bytes": hunk.saved_bytes,
+        "recomputed_nodes": hunk.recomputed_nodes,
+        "nodes": [asdict(line) for line in changed],
+    }
+
+
+def region_document(hunk: Hunk) -> Document:
+    return {
+        "path": hunk.path,
+        "instances": list(hunk.instances),
+        "class": hunk.class_name,
+        "kept_bytes": hunk.after_bytes,
+        "nodes": [
+            {
+                "name": line.name,
+                "label": line.label,
+                "shape": line.shape,
+                "dtype": line.dtype,
+                "value_bytes": line.value_bytes,
+                "kept_bytes": line.after_bytes,
+                "source": line.source,
+            }
+            for line in hunk.lines
+        ],
+    }

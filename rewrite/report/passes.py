@@ -1,0 +1,63 @@
+"""The passes there are, as text."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
+
+from rich.text import Text
+
+from rewrite.options import REQUIRED, annotation_text
+from rewrite.report.columns import wrapped
+
+if TYPE_CHECKING:
+    from rewrite.options import Option
+    from rewrite.registry import Description
+
+
+def list_lines(descriptions: Sequence[Description], width: int) -> Iterator[Text]:
+    """One paragraph a pass: name, numerics, summary."""
+    column = max((len(each.name) for each in descriptions), default=0) + 2
+    for each in descriptions:
+        told = f"cannot be loaded: {each.fault}" if each.fault else f"{each.summary} [{numerics_text(each)}]"
+        yield from wrapped_behind(each.name, told, column, width)
+
+
+def pass_lines(description: Description, width: int) -> Iterator[Text]:
+    """One pass in full: its documentation, its promise and its options with their defaults."""
+    yield Text(description.name, "bold")
+    if description.fault:
+        yield from wrapped(f"cannot be loaded: {description.fault}", width)
+        return
+    for paragraph in description.doc.split("\n\n"):
+        yield from wrapped(paragraph, width)
+        yield Text("")
+    yield Text(f"numerics   {numerics_text(description)}")
+    yield Text(f"from       {description.distribution}")
+    if not description.options:
+        return
+    yield Text("")
+    yield Text("options", "bold")
+    for option in description.options:
+        told = f"{annotation_text(option.annotation)}; {default_text(option)}. {option.doc}".strip()
+        yield from wrapped_behind(f"  {option.name}", told, max(len(each.name) for each in description.options) + 4, width)
+
+
+def wrapped_behind(name: str, text: str, column: int, width: int) -> Iterator[Text]:
+    """`name` in a column of its own, `text` beside it."""
+    lines = wrapped(text, max(20, width - column))
+    for position, line in enumerate(lines or [Text("")]):
+        yield Text(f"{name if position == 0 else '':<{column}}").append_text(line)
+
+
+def numerics_text(description: Description) -> str:
+    return description.numerics.value if description.numerics is not None else "unknown"
+
+
+def default_text(option: Option) -> str:
+    """`default 2`, or that the option must be given."""
+    if option.default is REQUIRED:
+        return "must be given"
+    if isinstance(option.default, bool) or option.default is None:
+        return f"default {str(option.default).lower()}"
+    return f"default {option.default}"

@@ -1,0 +1,78 @@
+"""A step's memory in words: the peak, where it is, what is alive there, what is not counted."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from rich.text import Text
+
+from rewrite.report.columns import crop, wrapped
+from rewrite.report.sizes import delta_text, dtype_text, flops_text, percent_text, shape_text, size_text
+
+if TYPE_CHECKING:
+    from rewrite.diff.model import GraphDiff
+    from rewrite.memory.timeline import Estimate, Held
+
+LARGEST = 5
+
+
+def stat_lines(diff: GraphDiff) -> Iterator[Text]:
+    """Peak, saved bytes, recompute and predicted time, before and after."""
+    before, after = diff.before, diff.after
+    yield change_line("peak", before.peak_bytes, after.peak_bytes)
+    yield change_line("saved", before.saved_bytes, after.saved_bytes)
+    flops = diff.recompute_flops
+    share = percent_text(flops, before.flops.total)
+    yield Text(f"recompute  {'+' if flops >= 0 else ''}{flops_text(flops)} a step  {share}".rstrip())
+    if diff.time_ratio is not None:
+        yield Text(f"time       x{diff.time_ratio:.2f} a step, predicted from peak rates of {diff.profile}")
+
+
+def change_line(name: str, before: int, after: int) -> Text:
+    line = Text(f"{name:<10} {size_text(before):>10} -> {size_text(after):>10}  ")
+    style = "green" if after < before else "red" if after > before else ""
+    return line.append(f"{delta_text(after - before):>11}  {percent_text(after - before, before)}".rstrip(), style)
+
+
+def peak_lines(title: str, estimate: Estimate, width: int) -> Iterator[Text]:
+    """Where the peak is, and the largest storages alive at it."""
+    peak = estimate.peak
+    place = " at ".join(part for part in (peak.module_path or peak.region, peak.node) if part)
+    yield Text(crop(f"{title}: {size_text(peak.bytes)} in {peak.phase}{f', {place}' if place else ''}", width), "bold")
+    for count, held in alike(peak.largest)[:LARGEST]:
+        yield Text(held_text(count, held, width))
+
+
+def alike(largest: tuple[Held, ...]) -> list[tuple[int, Held]]:
+    """Storages of one size, type and category together, the largest sum first."""
+    groups: dict[tuple[object, ...], list[Held]] = {}
+    for held in largest:
+        groups.setdefault((held.bytes, held.shape, held.dtype, held.category), []).append(held)
+    found = [(len(group), group[0]) for group in groups.values()]
+    return sorted(found, key=lambda item: -item[0] * item[1].bytes)
+
+
+def held_text(count: int, held: Held, width: int) -> str:
+    size = f"{size_text(held.bytes)}{f' x{count}' if count > 1 else ''}"
+    shape = f"{shape_text(held.shape)} {dtype_text(held.dtype)}"
+    place = held.module_path if not held.node or held.module_path.endswith(held.node) else ""
+    place = place or " ".join(part for part in (held.module_path, held.node) if part)
+    line = f"  {size:>13}  {held.category:<9}  {shape:<20}  "
+    return (line + crop(place, max(8, width - len(line)))).rstrip()
+
+
+def category_lines(estimate: Estimate) -> Iterator[Text]:
+    """The bytes at the peak by what they are held for, the largest first."""
+    for category, count in sorted(estimate.by_category.items(), key=lambda item: -item[1]):
+        if count:
+            share = 100 * count / (estimate.peak_bytes or 1)
+            yield Text(f"  {category:<10} {size_text(count):>10}  {share:5.1f}%")
+
+
+def caveat_lines(estimates: tuple[Estimate, ...], width: int) -> Iterator[Text]:
+    """What was assumed, and what the figures leave out."""
+    for name, field in (("Assumed", "assumptions"), ("Not counted", "not_counted")):
+        sentences = dict.fromkeys(sentence for estimate in estimates for sentence in getattr(estimate, field))
+        if sentences:
+            yield from wrapped(f"{name}: {'; '.join(sentences)}", width, "  ")
