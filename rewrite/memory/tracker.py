@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from rewrite.memory.autograd import newest_sequence_number
@@ -52,6 +53,11 @@ class Tracker(TorchDispatchMode):
         self._known: dict[int, tuple[weakref.ref[Any], Storage]] = {}
         self._last_number = -1
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Torch would wrap each call below to hide it from its compiler, which is not at work here."""
+        return False
+
     def __torch_dispatch__(
         self,
         func: Callable[..., Any],
@@ -59,6 +65,8 @@ class Tracker(TorchDispatchMode):
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
+        if func is torch.ops.prim.device.default and isinstance(args[0], FakeTensor):
+            return args[0].fake_device  # torch asks this of fakes more often than everything else together
         kwargs = kwargs or {}
         number = newest_sequence_number()
         if number != self._last_number:
