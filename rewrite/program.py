@@ -9,7 +9,9 @@ from typing import Any
 import torch
 from torch import fx
 
+from rewrite.tags import ORIGIN as ORIGIN
 from rewrite.tags import RECOMPUTE as RECOMPUTE
+from rewrite.tags import TAGS as TAGS
 
 
 @dataclass(frozen=True)

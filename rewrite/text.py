@@ -88,11 +88,17 @@ def target_text(target: Any) -> str:
     if isinstance(owner, type):
         return f"{owner.__module__}.{owner.__qualname__}.{target.__name__}"
     name = getattr(target, "__qualname__", None) or getattr(target, "__name__", None)
-    prints_itself = not inspect.isroutine(target) and not isinstance(target, type)
-    if name is None or (prints_itself and type(target).__repr__ is not object.__repr__):
+    if name is None or _prints_itself(target):
         return _plain_repr(target)
     module = getattr(target, "__module__", None)
     return f"{module}.{name}" if module else str(name)
+
+
+def _prints_itself(target: Any) -> bool:
+    """Whether a callable is an object with a `__repr__` of its own, which may tell more than its name."""
+    if inspect.isroutine(target) or isinstance(target, type):
+        return False
+    return any("__repr__" in vars(base) for base in type(target).__mro__[:-1])
 
 
 def _plain_repr(value: Any) -> str:
