@@ -15,10 +15,9 @@ if TYPE_CHECKING:
     from rewrite.memory.timeline import Estimate
     from rewrite.registry import Description
 
-DIFF_SCHEMA = "rewrite.diff/1"
-SHOW_SCHEMA = "rewrite.show/1"
-VERIFY_SCHEMA = "rewrite.verify/1"
-PASSES_SCHEMA = "rewrite.passes/1"
+DIFF_SCHEMA = "rewrite/diff/1"
+SHOW_SCHEMA = "rewrite/show/1"
+PASSES_SCHEMA = "rewrite/passes/1"
 
 Document = dict[str, Any]
 
@@ -70,7 +69,7 @@ def view_document(view: View) -> Document:
 
 
 def certificate_document(certificate: Certificate, model: str, spec: str) -> Document:
-    return {**certificate.to_json(), "schema": VERIFY_SCHEMA, "model": model, "passes": spec}
+    return {**certificate.to_json(), "model": model, "passes": spec}
 
 
 def passes_document(descriptions: Sequence[Description]) -> Document:

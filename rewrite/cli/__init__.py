@@ -1,0 +1,45 @@
+"""The command line. `main` is its entry point; it maps every ending to an exit code."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+
+import click
+
+from rewrite.cli.group import rewrite_command
+from rewrite.cli.narration import Narration
+from rewrite.errors import RewriteError
+
+DONE, UNFIT, BAD_USE, CHECK_FAILED, INTERNAL, INTERRUPTED = 0, 1, 2, 3, 101, 130
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line and return its exit code.
+
+    0 done; 1 different under `--exit-code`, or over `--max-peak`; 2 bad usage, or the model could not be captured;
+    3 a check failed; 101 a fault of this program; 130 interrupted.
+    """
+    narration = Narration()
+    try:
+        code = rewrite_command.main(
+            args=None if arguments is None else list(arguments), prog_name="rewrite", standalone_mode=False, obj=narration
+        )
+        sys.stdout.flush()
+        return code if isinstance(code, int) else DONE
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # so that the interpreter's last flush is quiet
+        return DONE
+    except (KeyboardInterrupt, click.Abort):
+        narration.error("interrupted")
+        return INTERRUPTED
+    except click.ClickException as error:
+        narration.usage(error)
+        return BAD_USE
+    except RewriteError as error:
+        narration.fault(error)
+        return error.exit_code
+    except Exception as error:  # whatever else is a fault of ours, told in one screen
+        narration.internal(error)
+        return INTERNAL

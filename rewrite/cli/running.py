@@ -1,0 +1,114 @@
+"""What the commands have in common once their options are read: load, capture, estimate, compare."""
+
+from __future__ import annotations
+
+import logging
+import warnings
+from collections.abc import Sequence
+
+import torch
+
+from rewrite import registry, spec
+from rewrite.api import estimate, optimize, report, verify
+from rewrite.certificate import Certificate
+from rewrite.cli.loading import Loaded, Request, load
+from rewrite.cli.memory import refuse_beyond_memory
+from rewrite.cli.narration import Narration
+from rewrite.contract import Numerics, Pass
+from rewrite.diff.compare import compare, view
+from rewrite.diff.model import GraphDiff, View
+from rewrite.errors import ModelError
+
+
+def parsed_passes(text: str, narration: Narration) -> tuple[Pass, ...]:
+    """The passes of a spec; raises `SpecError`, `PassError`."""
+    hush(narration)
+    return spec.parse(text, registry.load)
+
+
+def hush(narration: Narration) -> None:
+    """Keep what libraries say about themselves off the terminal, unless the user asked for it."""
+    if narration.verbose:
+        return
+    warnings.simplefilter("ignore")
+    for name in ("torch", "transformers"):
+        logging.getLogger(name).setLevel(logging.CRITICAL)
+
+
+def loaded(request: Request, narration: Narration, device: str = "meta") -> Loaded:
+    """The model and its batch, and the choices made for the user told."""
+    hush(narration)
+    with narration.working(f"building {request.model}"):
+        subject = load(request, torch.device(device))
+    narration.note(subject.description)
+    for note in subject.notes:
+        narration.note(note)
+    return subject
+
+
+def diff_of(
+    subject: Loaded,
+    passes: Sequence[Pass],
+    *,
+    optimizer: str,
+    device: str,
+    profile: str | None,
+    narration: Narration,
+) -> GraphDiff:
+    """Capture once, rewrite, run a step of both on fake tensors, and compare."""
+    inputs = subject.example_inputs
+    with narration.working(f"capturing {subject.name}"):
+        untouched = optimize(subject.model, passes=[], example_inputs=inputs)
+    with narration.working("rewriting"):
+        rewritten = optimize(subject.model, passes=passes, example_inputs=inputs)
+    with narration.working("running a step before"):
+        before = estimate(untouched, inputs, optimizer=optimizer, device=device)
+    with narration.working("running a step after"):
+        after = estimate(rewritten, inputs, optimizer=optimizer, device=device)
+    told = report(rewritten)
+    name = f"{subject.name}  {subject.description}"
+    priced = profile or ("cpu" if device == "cpu" else "h100")
+    return compare(name, told.before, told.after, before, after, told.steps, profile=priced)
+
+
+def view_of(subject: Loaded, *, optimizer: str, device: str, narration: Narration) -> View:
+    """Capture, and run a step on fake tensors."""
+    with narration.working(f"capturing {subject.name}"):
+        untouched = optimize(subject.model, passes=[], example_inputs=subject.example_inputs)
+    with narration.working("running a step"):
+        step = estimate(untouched, subject.example_inputs, optimizer=optimizer, device=device)
+    return view(f"{subject.name}  {subject.description}", report(untouched).after, step)
+
+
+def certificate_of(request: Request, passes: Sequence[Pass], narration: Narration) -> Certificate:
+    """Build the model twice: without storage to see that a step fits here, then with random weights to run it."""
+    planned = loaded(request, narration)
+    if has_no_numbers(planned.model):
+        with narration.working("estimating a step"):
+            step = estimate(planned.model, planned.example_inputs)
+        # the step itself, the first model's gradients kept beside it, and the two results that are compared
+        refuse_beyond_memory(request.model, step.peak_bytes + 2 * parameter_bytes(planned.model))
+        planned = load(request, torch.device("cpu"))
+    if has_no_numbers(planned.model):
+        raise ModelError(
+            request.model, "its parameters are on the meta device and hold no numbers", "build it on the CPU to verify it"
+        )
+    with narration.working("rewriting"):
+        rewritten = optimize(planned.model, passes=passes, example_inputs=planned.example_inputs)
+    with narration.working("running both"):
+        return verify(planned.model, rewritten, planned.example_inputs, numerics=loosest(passes))
+
+
+def has_no_numbers(model: torch.nn.Module) -> bool:
+    return any(parameter.is_meta for parameter in model.parameters())
+
+
+def parameter_bytes(model: torch.nn.Module) -> int:
+    """Bytes of every parameter, shared ones once."""
+    return sum(parameter.numel() * parameter.element_size() for parameter in model.parameters())
+
+
+def loosest(passes: Sequence[Pass]) -> Numerics:
+    """The numerics a pipeline promises: those of its least exact pass."""
+    order = list(Numerics)
+    return max((each.numerics for each in passes), key=order.index, default=Numerics.EXACT)
