@@ -23,9 +23,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """
     narration = Narration()
     try:
-        code = rewrite_command.main(
-            args=None if arguments is None else list(arguments), prog_name="rewrite", standalone_mode=False, obj=narration
-        )
+        given = None if arguments is None else list(arguments)
+        code = rewrite_command.main(args=given, prog_name="rewrite", standalone_mode=False, obj=narration)
         sys.stdout.flush()
         return code if isinstance(code, int) else DONE
     except BrokenPipeError:
@@ -40,6 +39,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except RewriteError as error:
         narration.fault(error)
         return error.exit_code
-    except Exception as error:  # whatever else is a fault of ours, told in one screen
+    except Exception as error:  # noqa: BLE001  whatever else is a fault of ours, told in one screen
         narration.internal(error)
         return INTERNAL

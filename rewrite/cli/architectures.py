@@ -15,11 +15,11 @@ from rewrite.cli.overrides import check_override
 from rewrite.cli.tasks import TASKS, Task, default_task, task_named
 from rewrite.errors import InputError, ModelError, RewriteError
 
-
 OTHER_FORMS = "give a directory with a config.json, or file.py:factory"
 
 
 def is_architecture(name: str) -> bool:
+    """Whether transformers has an architecture of this name."""
     return name in transformers.CONFIG_MAPPING
 
 
@@ -46,7 +46,7 @@ def stored_config(subject: str, location: str, overrides: Mapping[str, Any]) -> 
     try:
         stored, _ = transformers.PretrainedConfig.get_config_dict(location)
     except (OSError, ValueError) as error:
-        cause = first_line(error) or "has no config.json that could be read"
+        cause = _first_line(error) or "has no config.json that could be read"
         raise ModelError(subject, cause, "give a directory or a hub id that holds a config.json") from error
     architecture = stored.get("model_type")
     if architecture not in transformers.CONFIG_MAPPING:
@@ -81,7 +81,8 @@ def override(
         return type(config)(**values)
     except Exception as error:  # a configuration class may raise anything
         settings = ", ".join(f"{key}={value}" for key, value in overrides.items())
-        raise InputError(f"--set {settings}", f"{subject} refuses it: {brief(error)}", "give values that fit") from error
+        cause = f"{subject} refuses it: {brief(error)}"
+        raise InputError(f"--set {settings}", cause, "give values that fit") from error
 
 
 def task_for(subject: str, config: transformers.PretrainedConfig, wanted: str | None) -> Task:
@@ -137,13 +138,14 @@ def build_model(
 
 def brief(error: BaseException) -> str:
     """An exception as one line: its class and the first line of its text."""
-    return f"{type(error).__name__}: {first_line(error)}" if first_line(error) else type(error).__name__
+    return f"{type(error).__name__}: {_first_line(error)}" if _first_line(error) else type(error).__name__
 
 
-def first_line(error: BaseException) -> str:
+def _first_line(error: BaseException) -> str:
     text = " ".join(str(error).split())
     return text if len(text) <= 300 else text[:297] + "..."
 
 
-def config_directory(path: Path) -> bool:
+def is_config_directory(path: Path) -> bool:
+    """Whether `path` is a directory with a stored configuration."""
     return path.is_dir() and (path / "config.json").is_file()

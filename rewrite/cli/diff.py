@@ -52,8 +52,8 @@ def command(
 ) -> int:
     """Show what passes would change in MODEL, with the bytes each change saves. Nothing is changed or written."""
     limit_bytes = None if max_peak is None else parse_bytes(max_peak)
-    from rewrite.cli.running import diff_of, loaded, parsed_passes
     from rewrite.cli.loading import Request
+    from rewrite.cli.running import diff_of, loaded, parsed_passes
 
     passes = parsed_passes(spec, narration)
     subject = loaded(Request(model, task, batch, seq, settings), narration)

@@ -27,8 +27,8 @@ def call_factory(name: str, options: Mapping[str, Any], sizes: Mapping[str, int 
     `options` (`--set`) are keyword arguments of the factory; `sizes` (`batch`, `seq`) are passed where the factory
     takes them, and refused where they were asked for and it does not. Raises `ModelError`, `InputError`.
     """
-    factory = find_factory(name)
-    arguments = factory_arguments(name, factory, options, sizes)
+    factory = _find_factory(name)
+    arguments = _factory_arguments(name, factory, options, sizes)
     try:
         made = factory(**arguments)
     except Exception as error:  # a factory may raise anything
@@ -46,9 +46,9 @@ def call_factory(name: str, options: Mapping[str, Any], sizes: Mapping[str, int 
     )
 
 
-def find_factory(name: str) -> Callable[..., Any]:
+def _find_factory(name: str) -> Callable[..., Any]:
     location, _, attribute = name.rpartition(":")
-    module = load_file(name, Path(location)) if location.endswith(".py") else load_module(name, location)
+    module = _load_file(name, Path(location)) if location.endswith(".py") else _load_module(name, location)
     found = module
     for part in attribute.split("."):
         if not hasattr(found, part):
@@ -63,7 +63,7 @@ def find_factory(name: str) -> Callable[..., Any]:
     return found
 
 
-def load_file(name: str, path: Path) -> ModuleType:
+def _load_file(name: str, path: Path) -> ModuleType:
     if not path.is_file():
         raise ModelError(name, f"there is no file {path}", "check the path; it is relative to the current directory")
     spec = importlib.util.spec_from_file_location(path.stem, path)
@@ -72,10 +72,10 @@ def load_file(name: str, path: Path) -> ModuleType:
     module = importlib.util.module_from_spec(spec)
     sys.modules.setdefault(path.stem, module)  # pickling and dataclasses look a class up by its module
     sys.path.insert(0, str(path.parent.resolve()))
-    return running(name, str(path), lambda: spec.loader.exec_module(module) or module)  # type: ignore[union-attr]
+    return _running(name, str(path), lambda: spec.loader.exec_module(module) or module)  # type: ignore[union-attr]
 
 
-def load_module(name: str, location: str) -> ModuleType:
+def _load_module(name: str, location: str) -> ModuleType:
     if "" not in sys.path:
         sys.path.insert(0, "")
     try:
@@ -84,10 +84,10 @@ def load_module(name: str, location: str) -> ModuleType:
         present = False
     if not present:
         raise ModelError(name, f"there is no module {location}", "check its name, or give file.py:factory")
-    return running(name, location, lambda: importlib.import_module(location))
+    return _running(name, location, lambda: importlib.import_module(location))
 
 
-def running(name: str, location: str, load: Callable[[], ModuleType]) -> ModuleType:
+def _running(name: str, location: str, load: Callable[[], ModuleType]) -> ModuleType:
     try:
         return load()
     except Exception as error:  # user code may raise anything at import
@@ -95,7 +95,7 @@ def running(name: str, location: str, load: Callable[[], ModuleType]) -> ModuleT
         raise ModelError(name, f"{cause} at {last_frame(error)}", "make it import on its own first") from error
 
 
-def factory_arguments(
+def _factory_arguments(
     name: str, factory: Callable[..., Any], options: Mapping[str, Any], sizes: Mapping[str, int | None]
 ) -> dict[str, Any]:
     try:
@@ -110,11 +110,8 @@ def factory_arguments(
         taken = f"it takes {', '.join(parameters)}" if parameters else "it takes no arguments"
         hint = f"did you mean {' or '.join(close)}?" if close else taken
         raise InputError(f"--set {key}", f"is no argument of {name}", hint)
-    arguments = dict(options)
-    for key, size in sizes.items():
-        if size is not None and key in parameters:
-            arguments[key] = size
-    return arguments
+    taken = {key: size for key, size in sizes.items() if size is not None and key in parameters}
+    return {**options, **taken}
 
 
 def refuse_unused_sizes(name: str, sizes: Mapping[str, int | None], arguments: Mapping[str, Any]) -> None:

@@ -45,13 +45,13 @@ class LazyGroup(click.Group):
             formatter.write_dl(list(COMMANDS.items()))
 
 
-def show_version(ctx: click.Context, parameter: click.Parameter, wanted: bool) -> Any:
+def _show_version(ctx: click.Context, parameter: click.Parameter, wanted: bool) -> Any:
     if wanted and not ctx.resilient_parsing:
-        click.echo(f"rewrite {version()}")
+        click.echo(f"rewrite {_version()}")
         ctx.exit()
 
 
-def version() -> str:
+def _version() -> str:
     try:
         return metadata.version("rewrite-torch")
     except metadata.PackageNotFoundError:
@@ -69,7 +69,7 @@ Exit codes: 0 done; 1 different under --exit-code, or over --max-peak;
 2 bad usage or capture failed; 3 check failed; 101 internal; 130 interrupted.""",
 )
 @click.option(
-    "--version", is_flag=True, expose_value=False, is_eager=True, callback=show_version, help="Print the version."
+    "--version", is_flag=True, expose_value=False, is_eager=True, callback=_show_version, help="Print the version."
 )
 def rewrite_command() -> None:
     """Rewrite PyTorch models so that a training step needs less memory, and see what that changes."""

@@ -10,7 +10,7 @@ import torch
 import transformers
 from torch import nn
 
-from rewrite.cli.labels import task_labels, text_config
+from rewrite.cli.labels import Unlabelled, task_labels, text_config
 from rewrite.cli.tasks import Task
 from rewrite.errors import InputError
 
@@ -32,22 +32,22 @@ def training_batch(
     for a sequence that the model has no positions for, and for a model whose inputs are not known.
     """
     try:
-        return make_batch(subject, model, task, batch, seq)
+        return _make_batch(subject, model, task, batch, seq)
     except (AttributeError, TypeError, RuntimeError) as error:  # a configuration without what its kind usually has
         cause = f"no {task.name} batch could be made from its configuration: {' '.join(str(error).split())}"
         raise InputError(subject, cause, OTHER_FORM) from error
 
 
-def make_batch(
+def _make_batch(
     subject: str, model: transformers.PreTrainedModel, task: Task, batch: int, seq: int | None
 ) -> tuple[Batch, int | None]:
     accepted = inspect.signature(model.forward).parameters
     random = torch.Generator().manual_seed(0)
     inputs: Batch = {}
     used = seq
-    if takes_images(model, accepted, task):
+    if _takes_images(model, accepted, task):
         inputs["pixel_values"] = images(model.config, batch, random, video=task.name == "video-classification")
-    if takes_audio(model, accepted):
+    if _takes_audio(model, accepted):
         used = add_audio(inputs, model, accepted, batch, seq, random)
     if "input_ids" in accepted and (not inputs or task.name == "contrastive"):
         used = text_length(subject, model, seq)
@@ -59,7 +59,7 @@ def make_batch(
         names = ", ".join(accepted)
         raise InputError(subject, f"no inputs are known for its forward({names})", OTHER_FORM)
     length = text_length(subject, model, seq) if task.name == "speech-seq2seq" else used
-    inputs |= task_labels(model, task, inputs, accepted, batch, length, random)
+    inputs |= task_labels(task, Unlabelled(model.config, inputs, accepted, batch, length or 1, random))
     if "use_cache" in accepted:
         inputs["use_cache"] = False
     elif getattr(model.config, "use_cache", False):
@@ -67,26 +67,26 @@ def make_batch(
     return inputs, length
 
 
-def takes_images(model: transformers.PreTrainedModel, accepted: Mapping[str, Any], task: Task) -> bool:
+def _takes_images(model: transformers.PreTrainedModel, accepted: Mapping[str, Any], task: Task) -> bool:
     if "pixel_values" not in accepted:
         return False
     return "input_ids" not in accepted or task.name == "contrastive" or model.main_input_name == "pixel_values"
 
 
-def takes_audio(model: transformers.PreTrainedModel, accepted: Mapping[str, Any]) -> bool:
+def _takes_audio(model: transformers.PreTrainedModel, accepted: Mapping[str, Any]) -> bool:
     return bool({"input_values", "input_features"} & set(accepted)) and "input_ids" not in accepted
 
 
 def images(config: transformers.PretrainedConfig, batch: int, random: torch.Generator, *, video: bool) -> torch.Tensor:
     """Pixels of shape (batch, channels, height, width), for video (batch, frames, channels, height, width)."""
     vision = getattr(config, "vision_config", config)
-    height, width = image_size(vision)
+    height, width = _image_size(vision)
     channels = getattr(vision, "num_channels", None) or 3
     frames = (getattr(vision, "num_frames", 8),) if video else ()
     return torch.rand(batch, *frames, channels, height, width, generator=random)
 
 
-def image_size(config: transformers.PretrainedConfig) -> tuple[int, int]:
+def _image_size(config: transformers.PretrainedConfig) -> tuple[int, int]:
     size = getattr(config, "image_size", None) or 224
     if isinstance(size, Mapping):
         return size["height"], size["width"]
@@ -157,16 +157,16 @@ def token_ids(config: transformers.PretrainedConfig, shape: tuple[int, ...], ran
     """Random ids below the vocabulary size that are no padding, end, mask or image placeholder."""
     text = text_config(config)
     ids = torch.randint(text.vocab_size, shape, generator=random)
-    special = special_ids(config) | special_ids(text)
+    special = _special_ids(config) | _special_ids(text)
     plain = next((candidate for candidate in range(text.vocab_size) if candidate not in special), 0)
     for token in special:
         ids[ids == token] = plain
     return ids
 
 
-def special_ids(config: transformers.PretrainedConfig) -> set[int]:
-    found = {
-        value for key, value in config.to_dict().items() if key.endswith(("_token_id", "_token_index", "token_ids"))
-        for value in (value if isinstance(value, list) else [value])
-    }
-    return {value for value in found if isinstance(value, int)}
+def _special_ids(config: transformers.PretrainedConfig) -> set[int]:
+    found: set[int] = set()
+    for key, value in config.to_dict().items():
+        if key.endswith(("_token_id", "_token_index", "_token_ids")):
+            found |= {token for token in (value if isinstance(value, list) else [value]) if isinstance(token, int)}
+    return found

@@ -48,17 +48,16 @@ def load(request: Request, device: torch.device) -> Loaded:
             raise InputError(f"--{name} {size}", "is not a positive number", f"give --{name} 1 or more")
     location, colon, attribute = request.model.rpartition(":")
     if colon and location and attribute:
-        return load_factory(request)
-    return load_config(request, device)
+        return _load_factory(request)
+    return _load_config(request, device)
 
 
-def load_factory(request: Request) -> Loaded:
+def _load_factory(request: Request) -> Loaded:
     from rewrite.cli.factories import NO_INPUTS, call_factory
 
     if request.task is not None:
-        raise InputError(
-            f"--task {request.task}", f"{request.model} decides its own task", "leave --task out, or use an architecture"
-        )
+        cause = f"{request.model} decides its own task"
+        raise InputError(f"--task {request.task}", cause, "leave --task out, or use an architecture")
     sizes = {"batch": request.batch, "seq": request.seq}
     model, example_inputs = call_factory(request.model, parse_overrides(request.settings), sizes)
     model.train()
@@ -75,7 +74,7 @@ def inputs_for(request: Request, model: nn.Module) -> tuple[Any, tuple[str, ...]
         from rewrite.cli.inputs import training_batch
 
         inputs, length = training_batch(request.model, model, task_of(model), request.batch or 1, request.seq)  # type: ignore[arg-type]
-        return inputs, batch_notes(inputs, request, length)
+        return inputs, _batch_notes(inputs, request, length)
     dummy = getattr(model, "dummy_inputs", None)
     if dummy is not None:
         return dummy, ("Inputs: the model's own dummy_inputs.",)
@@ -86,7 +85,7 @@ def inputs_for(request: Request, model: nn.Module) -> tuple[Any, tuple[str, ...]
     )
 
 
-def load_config(request: Request, device: torch.device) -> Loaded:
+def _load_config(request: Request, device: torch.device) -> Loaded:
     from rewrite.cli import architectures
     from rewrite.cli.inputs import training_batch
 
@@ -94,7 +93,7 @@ def load_config(request: Request, device: torch.device) -> Loaded:
     overrides = parse_overrides(request.settings)
     if architectures.is_architecture(name):
         config = architectures.default_config(name, overrides)
-    elif architectures.config_directory(Path(name)) or looks_like_hub_id(name):
+    elif architectures.is_config_directory(Path(name)) or looks_like_hub_id(name):
         config = architectures.stored_config(name, name, overrides)
     else:
         raise unknown_model(name)
@@ -103,10 +102,10 @@ def load_config(request: Request, device: torch.device) -> Loaded:
     inputs, length = training_batch(name, model, task, request.batch or 1, request.seq)
     sizes = f"batch {request.batch or 1}" + (f", sequence {length}" if length else "")
     description = f"{type(model).__name__} ({task.name}), {sizes}"
-    return Loaded(name, model, inputs, description, batch_notes(inputs, request, length))
+    return Loaded(name, model, inputs, description, _batch_notes(inputs, request, length))
 
 
-def batch_notes(inputs: Any, request: Request, length: int | None) -> tuple[str, ...]:
+def _batch_notes(inputs: Any, request: Request, length: int | None) -> tuple[str, ...]:
     chosen = [text for size, text in ((request.batch, "--batch 1"), (request.seq, f"--seq {length}")) if size is None]
     if length is None:
         chosen = [text for text in chosen if not text.startswith("--seq")]

@@ -13,22 +13,22 @@ CONTROL_GROUP = Path("/sys/fs/cgroup")
 
 def available_bytes() -> int | None:
     """Bytes that can still be allocated: the machine's, or this process group's limit when that is less."""
-    found = [count for count in (machine_bytes(), group_bytes()) if count is not None]
+    found = [count for count in (_machine_bytes(), group_bytes()) if count is not None]
     return min(found, default=None)
 
 
-def machine_bytes() -> int | None:
+def _machine_bytes() -> int | None:
     try:
         text = Path("/proc/meminfo").read_text()
     except OSError:
-        return physical_bytes()
+        return _physical_bytes()
     for line in text.splitlines():
         if line.startswith("MemAvailable:"):
             return int(line.split()[1]) * 1024
-    return physical_bytes()
+    return _physical_bytes()
 
 
-def physical_bytes() -> int | None:
+def _physical_bytes() -> int | None:
     try:
         return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     except (AttributeError, ValueError, OSError):

@@ -61,8 +61,11 @@ max_peak_option = option("--max-peak", metavar="SIZE", help="Exit 1 when the pea
 
 
 def passes_option(*, required: bool) -> Callable[[Command], Command]:
+    """The pipeline's spec text, as `spec`."""
     presence: dict[str, Any] = {"required": True} if required else {"default": ""}
-    return option("-p", "--passes", "spec", metavar="SPEC", help="Passes to apply: checkpoint{policy=sqrt},...", **presence)
+    return option(
+        "-p", "--passes", "spec", metavar="SPEC", help="Passes to apply: checkpoint{policy=sqrt},...", **presence
+    )
 
 
 def output_options(command: Command) -> Command:
@@ -91,7 +94,9 @@ def output_options(command: Command) -> Command:
     for decorate in reversed(
         (
             option("--json", "as_json", is_flag=True, help="A JSON document instead of text."),
-            option("-o", "--output", "output_path", type=click.Path(path_type=Path), metavar="FILE", help="Write FILE."),
+            option(
+                "-o", "--output", "output_path", type=click.Path(path_type=Path), metavar="FILE", help="Write FILE."
+            ),
             option("--force", is_flag=True, help="Let -o replace a file."),
             option("-q", "--quiet", is_flag=True, help="Nothing but the result and errors."),
             option("-v", "--verbose", is_flag=True, help="Timings, warnings and tracebacks too."),

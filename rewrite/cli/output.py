@@ -79,7 +79,7 @@ class Output:
             return
         with tempfile.NamedTemporaryFile("w", dir=self.path.parent, delete=False, encoding="utf-8") as file:
             file.write(text)
-        os.chmod(file.name, 0o666 & ~umask())
+        os.chmod(file.name, 0o666 & ~_umask())
         os.replace(file.name, self.path)
 
 
@@ -100,7 +100,7 @@ def printable(text: str, stream: IO[str]) -> str:
     return text.encode(encoding, "backslashreplace").decode(encoding)
 
 
-def umask() -> int:
+def _umask() -> int:
     current = os.umask(0)
     os.umask(current)
     return current

@@ -65,6 +65,6 @@ def fits(value: Any, default: Any) -> bool:
         return isinstance(value, (int, float))
     if isinstance(default, (list, tuple)):
         return isinstance(value, (list, tuple))
-    if isinstance(default, (int, str, dict)):
-        return isinstance(value, (type(default), list)) if isinstance(default, int) else isinstance(value, type(default))
-    return True
+    if isinstance(default, int):
+        return isinstance(value, (int, list, tuple))  # many sizes may be given per layer or per dimension
+    return isinstance(value, type(default)) if isinstance(default, (str, dict)) else True

@@ -7,9 +7,9 @@ import warnings
 from collections.abc import Sequence
 
 import torch
+from rewrite.api import estimate, optimize, report, verify
 
 from rewrite import registry, spec
-from rewrite.api import estimate, optimize, report, verify
 from rewrite.certificate import Certificate
 from rewrite.cli.loading import Loaded, Request, load
 from rewrite.cli.memory import refuse_beyond_memory
@@ -83,23 +83,22 @@ def view_of(subject: Loaded, *, optimizer: str, device: str, narration: Narratio
 def certificate_of(request: Request, passes: Sequence[Pass], narration: Narration) -> Certificate:
     """Build the model twice: without storage to see that a step fits here, then with random weights to run it."""
     planned = loaded(request, narration)
-    if has_no_numbers(planned.model):
+    if _has_no_numbers(planned.model):
         with narration.working("estimating a step"):
             step = estimate(planned.model, planned.example_inputs)
         # the step itself, the first model's gradients kept beside it, and the two results that are compared
         refuse_beyond_memory(request.model, step.peak_bytes + 2 * parameter_bytes(planned.model))
         planned = load(request, torch.device("cpu"))
-    if has_no_numbers(planned.model):
-        raise ModelError(
-            request.model, "its parameters are on the meta device and hold no numbers", "build it on the CPU to verify it"
-        )
+    if _has_no_numbers(planned.model):
+        cause = "its parameters are on the meta device and hold no numbers"
+        raise ModelError(request.model, cause, "build it on the CPU to verify it")
     with narration.working("rewriting"):
         rewritten = optimize(planned.model, passes=passes, example_inputs=planned.example_inputs)
     with narration.working("running both"):
         return verify(planned.model, rewritten, planned.example_inputs, numerics=loosest(passes))
 
 
-def has_no_numbers(model: torch.nn.Module) -> bool:
+def _has_no_numbers(model: torch.nn.Module) -> bool:
     return any(parameter.is_meta for parameter in model.parameters())
 
 

@@ -16,7 +16,7 @@ class Task:
     """The table of transformers that says which architectures have the head."""
 
 
-TASKS = tuple(
+HEADS = tuple(
     Task(name, auto_class, f"MODEL_FOR_{mapping}_MAPPING_NAMES")
     for name, auto_class, mapping in (
         ("speech-seq2seq", "AutoModelForSpeechSeq2Seq", "SPEECH_SEQ_2_SEQ"),
@@ -39,7 +39,8 @@ TASKS = tuple(
         ("multiple-choice", "AutoModelForMultipleChoice", "MULTIPLE_CHOICE"),
         ("next-sentence-prediction", "AutoModelForNextSentencePrediction", "NEXT_SENTENCE_PREDICTION"),
     )
-) + (Task("feature-extraction", "AutoModel", "MODEL_MAPPING_NAMES"),)
+)
+TASKS = (*HEADS, Task("feature-extraction", "AutoModel", "MODEL_MAPPING_NAMES"))
 """In the order in which an architecture's default is looked for: the head it was pretrained with comes first."""
 
 TASK_NAMES = tuple(task.name for task in TASKS)

@@ -24,7 +24,7 @@ def hunks_between(before: Program, after: Program, was: Estimate, now: Estimate)
         for instances in alike(region, origins, kept_before, kept_after):
             first = instances[0]
             lines = tuple(changed_lines(origins[first], region, kept_before.get(first, {}), kept_after.get(first, {})))
-            found.append(folded(region, instances, lines, kept_before, kept_after))
+            found.append(_folded(region, instances, lines, kept_before, kept_after))
     return tuple(found)
 
 
@@ -34,8 +34,8 @@ def hunks_of(program: Program, estimate: Estimate) -> tuple[Hunk, ...]:
     found = []
     for region in program.regions:
         for instances in alike(region, dict.fromkeys(region.instances, region), kept, kept):
-            lines = tuple(region_lines(region, kept.get(instances[0], {})))
-            found.append(folded(region, instances, lines, kept, kept))
+            lines = tuple(_region_lines(region, kept.get(instances[0], {})))
+            found.append(_folded(region, instances, lines, kept, kept))
     return tuple(found)
 
 
@@ -55,7 +55,7 @@ def alike(
         yield tuple(paths)
 
 
-def folded(
+def _folded(
     region: Region, instances: tuple[str, ...], lines: tuple[NodeLine, ...], was: KeptByInstance, now: KeptByInstance
 ) -> Hunk:
     return Hunk(
@@ -69,7 +69,7 @@ def folded(
     )
 
 
-def region_lines(region: Region, kept: Mapping[str, Kept]) -> Iterator[NodeLine]:
+def _region_lines(region: Region, kept: Mapping[str, Kept]) -> Iterator[NodeLine]:
     names = set()
     for node in region.graph.nodes:
         names.add(node.name)
@@ -93,20 +93,20 @@ def changed_lines(
                 if earlier.name == node.name:
                     break
                 if earlier.name not in new:
-                    yield dropped(origin, earlier, was)
-        yield from node_changes(region, old.get(node.name), node, was, now)
+                    yield _dropped(origin, earlier, was)
+        yield from _node_changes(region, old.get(node.name), node, was, now)
     for name in {**was, **now}:
         if name not in old and name not in new:
             line = outside_line(name, was.get(name, now.get(name, NOTHING)))
             yield weighed(line, was.get(name, NOTHING), now.get(name, NOTHING))
 
 
-def dropped(origin: Region, node: fx.Node, was: Mapping[str, Kept]) -> NodeLine:
+def _dropped(origin: Region, node: fx.Node, was: Mapping[str, Kept]) -> NodeLine:
     line = node_line(origin, node, was.get(node.name, NOTHING), "-", "drop")
     return replace(line, after_bytes=0)
 
 
-def node_changes(
+def _node_changes(
     region: Region, old: fx.Node | None, node: fx.Node, was: Mapping[str, Kept], now: Mapping[str, Kept]
 ) -> Iterator[NodeLine]:
     before, after = was.get(node.name, NOTHING), now.get(node.name, NOTHING)
@@ -116,10 +116,10 @@ def node_changes(
         return
     weight = weighed(line, before, after)
     was_tagged, tagged = tags_of(old), tags_of(node)
-    if call_text(old) != call_text(node):
+    if _call_text(old) != _call_text(node):
         yield replace(weight, mark="~", action="rewire")
     elif weight.mark == " " and was_tagged != tagged and not before.bytes:
-        yield replace(weight, mark="+" if RECOMPUTE in tagged else "~", action=tag_action(was_tagged, tagged))
+        yield replace(weight, mark="+" if RECOMPUTE in tagged else "~", action=_tag_action(was_tagged, tagged))
     else:
         yield weight
 
@@ -130,10 +130,10 @@ def weighed(line: NodeLine, before: Kept, after: Kept) -> NodeLine:
     return replace(line, mark=mark, before_bytes=before.bytes, after_bytes=after.bytes)
 
 
-def tag_action(old: Mapping[str, object], new: Mapping[str, object]) -> str:
+def _tag_action(old: Mapping[str, object], new: Mapping[str, object]) -> str:
     changed = [key for key in {**old, **new} if old.get(key) != new.get(key)]
     return "keep" if RECOMPUTE in old and RECOMPUTE not in new else changed[0]
 
 
-def call_text(node: fx.Node) -> tuple[str, ...]:
+def _call_text(node: fx.Node) -> tuple[str, ...]:
     return node.op, target_text(node.target), argument_text(node.args), argument_text(dict(node.kwargs))

@@ -33,8 +33,10 @@ def kept_by_instance(program: Program, estimate: Estimate) -> KeptByInstance:
     found: dict[str, dict[str, list[SavedAt]]] = {}
     for saved in estimate.saved:
         owner = owner_of(saved.module_path, owners)
-        found.setdefault(owner, {}).setdefault(node_name(saved, owner, nodes.get(owner, frozenset())), []).append(saved)
-    return {owner: {name: merged(parts) for name, parts in by_node.items()} for owner, by_node in found.items()}
+        found.setdefault(owner, {}).setdefault(_node_name(saved, owner, nodes.get(owner, frozenset())), []).append(
+            saved
+        )
+    return {owner: {name: _merged(parts) for name, parts in by_node.items()} for owner, by_node in found.items()}
 
 
 def owner_of(module_path: str, owners: Iterable[str]) -> str:
@@ -45,13 +47,13 @@ def owner_of(module_path: str, owners: Iterable[str]) -> str:
     return path
 
 
-def node_name(saved: SavedAt, owner: str, nodes: frozenset[str]) -> str:
+def _node_name(saved: SavedAt, owner: str, nodes: frozenset[str]) -> str:
     if saved.node in nodes:
         return saved.node
     below = saved.module_path[len(owner) :].lstrip(".")
     return f"{below}:{saved.node}" if below else saved.node
 
 
-def merged(parts: list[SavedAt]) -> Kept:
+def _merged(parts: list[SavedAt]) -> Kept:
     largest = max(parts, key=lambda part: part.bytes)
     return Kept(sum(part.bytes for part in parts), tuple(largest.shape), largest.dtype)

@@ -45,11 +45,11 @@ def node_label(region: Region, node: fx.Node) -> str:
     if node.op in ("placeholder", "get_attr"):
         return str(node.target)
     name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", str(node.target))
-    below = relative_path(node.meta.get("module_path", region.path), region.path)
+    below = _relative_path(node.meta.get("module_path", region.path), region.path)
     return f"{below}.{name}" if below else str(name)
 
 
-def relative_path(path: str, base: str) -> str:
+def _relative_path(path: str, base: str) -> str:
     if not base:
         return path
     return path[len(base) + 1 :] if path.startswith(f"{base}.") else "" if path == base else path
@@ -60,23 +60,23 @@ def value_type(value: Any) -> tuple[tuple[int, ...], str]:
     tensors = value_tensors(value)
     if not tensors:
         return (), ""
-    largest = max(tensors, key=tensor_bytes)
-    return concrete_shape(largest), str(largest.dtype).removeprefix("torch.")
+    largest = max(tensors, key=_tensor_bytes)
+    return _concrete_shape(largest), str(largest.dtype).removeprefix("torch.")
 
 
 def value_bytes(value: Any) -> int:
     """Bytes of the tensors in a node's value."""
-    return sum(tensor_bytes(tensor) for tensor in value_tensors(value))
+    return sum(_tensor_bytes(tensor) for tensor in value_tensors(value))
 
 
-def tensor_bytes(tensor: torch.Tensor) -> int:
+def _tensor_bytes(tensor: torch.Tensor) -> int:
     size = tensor.element_size()
-    for length in concrete_shape(tensor):
+    for length in _concrete_shape(tensor):
         size *= length
     return size
 
 
-def concrete_shape(tensor: torch.Tensor) -> tuple[int, ...]:
+def _concrete_shape(tensor: torch.Tensor) -> tuple[int, ...]:
     return tuple(concrete_size(size) for size in tensor.shape)
 
 
@@ -89,4 +89,5 @@ def concrete_size(size: int | torch.SymInt) -> int:
 
 
 def tags_of(node: fx.Node) -> Mapping[str, object]:
+    """What passes decided about `node`."""
     return {key: node.meta[key] for key in TAGS if key in node.meta}

@@ -34,7 +34,7 @@ def certificate_lines(certificate: Certificate, model: str, spec: str, width: in
         yield Text("")
         yield Text(f"{'':5} {'max abs':>10} {'max rel':>10} {'allowed':>10}  value", "bold")
     for row in shown:
-        yield row_text(row, width)
+        yield _row_text(row, width)
     if len(shown) < sum(not (row.passed and row.equal) for row in rows):
         yield Text("(more differ; --full prints every row)")
 
@@ -48,7 +48,7 @@ def counts(certificate: Certificate) -> Iterator[Text]:
         yield Text(line, "red" if passed < len(rows) else "")
 
 
-def row_text(row: Row, width: int) -> Text:
+def _row_text(row: Row, width: int) -> Text:
     mark = "same" if row.equal else "ok" if row.passed else "FAIL"
     line = f"{mark:5} {row.max_abs:>10.3g} {row.max_rel:>10.3g} {row.tolerance:>10.3g}  "
     name = " ".join(part for part in (row.kind, row.name, f"({row.case})" if row.case else "", row.note) if part)

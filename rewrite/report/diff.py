@@ -24,7 +24,7 @@ def diff_lines(diff: GraphDiff, width: int, *, full: bool = False) -> Iterator[T
     yield Text(crop(f"--- {diff.model}", width), "bold")
     yield Text(crop(f"+++ {diff.model}  {','.join(record.spec for record in diff.passes)}", width), "bold")
     for hunk in diff.hunks:
-        yield from hunk_lines(hunk, width, full=full)
+        yield from _hunk_lines(hunk, width, full=full)
     if not diff.hunks:
         yield Text("nothing changes")
     yield Text("")
@@ -62,14 +62,14 @@ def changed_paths(diff: GraphDiff) -> Iterator[str]:
         yield from (path or "(root)" for path in hunk.instances)
 
 
-def hunk_lines(hunk: Hunk, width: int, *, full: bool) -> Iterator[Text]:
+def _hunk_lines(hunk: Hunk, width: int, *, full: bool) -> Iterator[Text]:
     times = f" x{len(hunk.instances)}" if len(hunk.instances) > 1 else ""
     saved = f"  {delta_text(-hunk.saved_bytes)}"
     title = f"{hunk.class_name}{times} @@{saved}"
     yield Text(f"@@ {crop(fold_paths(hunk.instances), max(12, width - len(title) - 4))} {title}", "cyan")
     shown, small = sorted_out(hunk.lines, full=full)
     for line in shown:
-        yield line_text(line, width)
+        yield _line_text(line, width)
     for mark in dict.fromkeys(line.mark for line in small):
         folded = [line for line in small if line.mark == mark]
         size = sum(abs(line.before_bytes - line.after_bytes) for line in folded)
@@ -81,16 +81,16 @@ def sorted_out(lines: Iterable[NodeLine], *, full: bool) -> tuple[list[NodeLine]
     """The lines to show, and the changed ones too small to show one by one."""
     told = [line for line in lines if line.action != "recompute" and (full or line.mark != " " or line.after_bytes)]
     least = SMALL * sum(max(line.before_bytes, line.after_bytes) for line in told)
-    large = [line for line in told if full or is_large(line, least)]
-    small = [line for line in told if not full and not is_large(line, least) and line.mark != " "]
+    large = [line for line in told if full or _is_large(line, least)]
+    small = [line for line in told if not full and not _is_large(line, least) and line.mark != " "]
     return (large, small) if len(small) > 1 else ([line for line in told if line in large or line in small], [])
 
 
-def is_large(line: NodeLine, least: float) -> bool:
-    return max(line.before_bytes, line.after_bytes) >= max(least, 1) or line.mark in "+~" and not line.before_bytes
+def _is_large(line: NodeLine, least: float) -> bool:
+    return max(line.before_bytes, line.after_bytes) >= max(least, 1) or (line.mark in "+~" and not line.before_bytes)
 
 
-def line_text(line: NodeLine, width: int) -> Text:
+def _line_text(line: NodeLine, width: int) -> Text:
     size = size_text(line.before_bytes or line.after_bytes) if line.before_bytes or line.after_bytes else ""
     label = line.label
     if line.mark == "~" and line.before_bytes and line.after_bytes:

@@ -35,7 +35,7 @@ def diff_document(diff: GraphDiff) -> Document:
         "device": diff.after.device,
         "optimizer": diff.after.optimizer,
         "modified": diff.modified,
-        "passes": [pass_document(record) for record in diff.passes],
+        "passes": [_pass_document(record) for record in diff.passes],
         "before": estimate_document(diff.before),
         "after": estimate_document(diff.after),
         "stat": {
@@ -45,7 +45,7 @@ def diff_document(diff: GraphDiff) -> Document:
             "time_ratio": diff.time_ratio,
             "device_profile": diff.profile or None,
         },
-        "changes": [hunk_document(hunk) for hunk in diff.hunks],
+        "changes": [_hunk_document(hunk) for hunk in diff.hunks],
         "refusals": [
             {"pass": record.name, "path": refusal.path, "reason": refusal.reason, "source": refusal.source}
             for record in diff.passes
@@ -63,20 +63,22 @@ def view_document(view: View) -> Document:
         "device": view.estimate.device,
         "optimizer": view.estimate.optimizer,
         "step": estimate_document(view.estimate),
-        "regions": [region_document(hunk) for hunk in view.hunks],
+        "regions": [_region_document(hunk) for hunk in view.hunks],
         "opaque": [asdict(part) for part in view.opaque],
     }
 
 
 def certificate_document(certificate: Certificate, model: str, spec: str) -> Document:
+    """Every comparison of a verification, under the certificate's own schema."""
     return {**certificate.to_json(), "model": model, "passes": spec}
 
 
 def passes_document(descriptions: Sequence[Description]) -> Document:
-    return {"schema": PASSES_SCHEMA, "passes": [description_document(each) for each in descriptions]}
+    """Passes with their options."""
+    return {"schema": PASSES_SCHEMA, "passes": [_description_document(each) for each in descriptions]}
 
 
-def description_document(description: Description) -> Document:
+def _description_document(description: Description) -> Document:
     return {
         "name": description.name,
         "distribution": description.distribution,
@@ -96,7 +98,7 @@ def description_document(description: Description) -> Document:
     }
 
 
-def pass_document(record: PassRecord) -> Document:
+def _pass_document(record: PassRecord) -> Document:
     return {
         "name": record.name,
         "spec": record.spec,
@@ -131,7 +133,7 @@ def estimate_document(estimate: Estimate) -> Document:
     }
 
 
-def hunk_document(hunk: Hunk) -> Document:
+def _hunk_document(hunk: Hunk) -> Document:
     changed = [line for line in hunk.lines if line.mark != " "]
     return {
         "path": hunk.path,
@@ -145,7 +147,7 @@ def hunk_document(hunk: Hunk) -> Document:
     }
 
 
-def region_document(hunk: Hunk) -> Document:
+def _region_document(hunk: Hunk) -> Document:
     return {
         "path": hunk.path,
         "instances": list(hunk.instances),

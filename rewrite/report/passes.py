@@ -19,7 +19,7 @@ def list_lines(descriptions: Sequence[Description], width: int) -> Iterator[Text
     """One paragraph a pass: name, numerics, summary."""
     column = max((len(each.name) for each in descriptions), default=0) + 2
     for each in descriptions:
-        told = f"cannot be loaded: {each.fault}" if each.fault else f"{each.summary} [{numerics_text(each)}]"
+        told = f"cannot be loaded: {each.fault}" if each.fault else f"{each.summary} [{_numerics_text(each)}]"
         yield from wrapped_behind(each.name, told, column, width)
 
 
@@ -32,15 +32,16 @@ def pass_lines(description: Description, width: int) -> Iterator[Text]:
     for paragraph in description.doc.split("\n\n"):
         yield from wrapped(paragraph, width)
         yield Text("")
-    yield Text(f"numerics   {numerics_text(description)}")
+    yield Text(f"numerics   {_numerics_text(description)}")
     yield Text(f"from       {description.distribution}")
     if not description.options:
         return
     yield Text("")
     yield Text("options", "bold")
+    column = max(len(each.name) for each in description.options) + 4
     for option in description.options:
         told = f"{annotation_text(option.annotation)}; {default_text(option)}. {option.doc}".strip()
-        yield from wrapped_behind(f"  {option.name}", told, max(len(each.name) for each in description.options) + 4, width)
+        yield from wrapped_behind(f"  {option.name}", told, column, width)
 
 
 def wrapped_behind(name: str, text: str, column: int, width: int) -> Iterator[Text]:
@@ -50,7 +51,7 @@ def wrapped_behind(name: str, text: str, column: int, width: int) -> Iterator[Te
         yield Text(f"{name if position == 0 else '':<{column}}").append_text(line)
 
 
-def numerics_text(description: Description) -> str:
+def _numerics_text(description: Description) -> str:
     return description.numerics.value if description.numerics is not None else "unknown"
 
 

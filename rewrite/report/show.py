@@ -11,7 +11,7 @@ from rewrite.report.columns import WIDE, crop, sized
 from rewrite.report.diff import opaque_lines
 from rewrite.report.ranges import fold_paths
 from rewrite.report.sizes import dtype_text, shape_text, size_text
-from rewrite.report.step import caveat_lines, category_lines, peak_lines
+from rewrite.report.step import category_lines, caveat_lines, peak_lines
 
 if TYPE_CHECKING:
     from rewrite.diff.model import Hunk, NodeLine, View
@@ -23,7 +23,7 @@ def show_lines(view: View, width: int) -> Iterator[Text]:
     """Every region, then the step's memory."""
     yield Text(crop(view.model, width), "bold")
     for hunk in view.hunks:
-        yield from region_lines(hunk, width)
+        yield from _region_lines(hunk, width)
     yield Text("")
     estimate = view.estimate
     yield Text(f"saved      {size_text(estimate.saved_bytes):>10}  kept from forward to backward")
@@ -36,7 +36,7 @@ def show_lines(view: View, width: int) -> Iterator[Text]:
     yield from caveat_lines((estimate,), width)
 
 
-def region_lines(hunk: Hunk, width: int) -> Iterator[Text]:
+def _region_lines(hunk: Hunk, width: int) -> Iterator[Text]:
     times = f" x{len(hunk.instances)}" if len(hunk.instances) > 1 else ""
     title = f"{hunk.class_name}{times}  keeps {size_text(hunk.after_bytes)}"
     yield Text("")

@@ -20,8 +20,8 @@ LARGEST = 5
 def stat_lines(diff: GraphDiff) -> Iterator[Text]:
     """Peak, saved bytes, recompute and predicted time, before and after."""
     before, after = diff.before, diff.after
-    yield change_line("peak", before.peak_bytes, after.peak_bytes)
-    yield change_line("saved", before.saved_bytes, after.saved_bytes)
+    yield _change_line("peak", before.peak_bytes, after.peak_bytes)
+    yield _change_line("saved", before.saved_bytes, after.saved_bytes)
     flops = diff.recompute_flops
     share = percent_text(flops, before.flops.total)
     yield Text(f"recompute  {'+' if flops >= 0 else ''}{flops_text(flops)} a step  {share}".rstrip())
@@ -29,7 +29,7 @@ def stat_lines(diff: GraphDiff) -> Iterator[Text]:
         yield Text(f"time       x{diff.time_ratio:.2f} a step, predicted from peak rates of {diff.profile}")
 
 
-def change_line(name: str, before: int, after: int) -> Text:
+def _change_line(name: str, before: int, after: int) -> Text:
     line = Text(f"{name:<10} {size_text(before):>10} -> {size_text(after):>10}  ")
     style = "green" if after < before else "red" if after > before else ""
     return line.append(f"{delta_text(after - before):>11}  {percent_text(after - before, before)}".rstrip(), style)
@@ -41,7 +41,7 @@ def peak_lines(title: str, estimate: Estimate, width: int) -> Iterator[Text]:
     place = " at ".join(part for part in (peak.module_path or peak.region, peak.node) if part)
     yield Text(crop(f"{title}: {size_text(peak.bytes)} in {peak.phase}{f', {place}' if place else ''}", width), "bold")
     for count, held in alike(peak.largest)[:LARGEST]:
-        yield Text(held_text(count, held, width))
+        yield Text(_held_text(count, held, width))
 
 
 def alike(largest: tuple[Held, ...]) -> list[tuple[int, Held]]:
@@ -53,7 +53,7 @@ def alike(largest: tuple[Held, ...]) -> list[tuple[int, Held]]:
     return sorted(found, key=lambda item: -item[0] * item[1].bytes)
 
 
-def held_text(count: int, held: Held, width: int) -> str:
+def _held_text(count: int, held: Held, width: int) -> str:
     size = f"{size_text(held.bytes)}{f' x{count}' if count > 1 else ''}"
     shape = f"{shape_text(held.shape)} {dtype_text(held.dtype)}"
     place = held.module_path if not held.node or held.module_path.endswith(held.node) else ""

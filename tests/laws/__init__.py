@@ -1,0 +1,1 @@
+"""Laws that every registered pass obeys, alone and after any other."""

@@ -1,0 +1,1 @@
+"""What a rewritten module promises to be: an ordinary module."""
