@@ -44,7 +44,9 @@ def node_text(node: fx.Node) -> str:
         return f"return {argument_text(node.args[0])}{suffix}"
     kwargs = (f"{key}={argument_text(value)}" for key, value in node.kwargs.items())
     arguments = ", ".join([*(argument_text(arg) for arg in node.args), *kwargs])
-    call = f"{node.op} {target_text(node.target)}({arguments})"
+    call = f"{node.op} {target_text(node.target)}"
+    if arguments or node.op.startswith("call"):
+        call += f"({arguments})"
     return f"%{node.name} = {call} : {value_text(node.meta.get('val'))}{suffix}"
 
 
@@ -81,9 +83,12 @@ def argument_text(argument: Any, show: Callable[[fx.Node], str] = node_name) -> 
 
 
 def target_text(target: Any) -> str:
-    """What a node calls: a function or class by its qualified name, a callable object as it prints itself."""
+    """What a node calls: a function or class by its public name, a callable object as it prints itself."""
     if isinstance(target, str):
         return target
+    for public in (torch, torch.nn.functional):
+        if getattr(public, str(getattr(target, "__name__", "")), None) is target:
+            return f"{public.__name__}.{target.__name__}"
     owner = getattr(target, "__self__", None)
     if isinstance(owner, type):
         return f"{owner.__module__}.{owner.__qualname__}.{target.__name__}"

@@ -40,7 +40,8 @@ def test_the_example_pass_is_described_by_its_docstrings() -> None:
 @pytest.mark.usefixtures("installed")
 def test_the_example_pass_saves_bytes_and_keeps_every_number() -> None:
     torch.manual_seed(0)
-    model = transformers.GPT2LMHeadModel(transformers.GPT2Config(n_layer=4, n_embd=64, n_head=2, vocab_size=100))
+    sizes = {"hidden_size": 64, "num_hidden_layers": 4, "num_attention_heads": 2, "intermediate_size": 128}
+    model = transformers.BertForMaskedLM(transformers.BertConfig(**sizes, vocab_size=100))
     ids = torch.randint(0, 100, (2, 16))
     batch = {"input_ids": ids, "labels": ids}
 
