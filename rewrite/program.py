@@ -45,6 +45,8 @@ class Region:
     """Buffers, by path below the region's module, that the forward writes in place."""
     mutated_inputs: tuple[str, ...] = ()
     """Placeholders whose tensor the forward changes in place."""
+    captured: Any = None
+    """What emission needs of the capture; passes leave it alone."""
 
     def nodes(self) -> Iterator[fx.Node]:
         return iter(self.graph.nodes)

@@ -82,6 +82,45 @@ class ApplyFunction:
         return self.function.apply(*args, **kwargs)
 
 
+class Named:
+    """A callable under a name that reads well in generated code."""
+
+    __module__ = "rewrite.runtime"
+
+    def __init__(self, function: Callable[..., Any], name: str) -> None:
+        self.function = function
+        self.__name__ = self.__qualname__ = name
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self.function(*args, **kwargs)
+
+
+class Kept:
+    """Call a function or method outside the recompute: what it saves for its backward stays saved."""
+
+    __module__ = "rewrite.runtime"
+
+    def __init__(self, op: str, target: Any) -> None:
+        self.function = None if op == "call_method" else target
+        self.method = target if op == "call_method" else None
+        self.__name__ = self.__qualname__ = f"kept_{getattr(target, '__name__', target)}"
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        with torch.autograd.graph.saved_tensors_hooks(torch.Tensor.detach, _same):
+            if self.function is not None:
+                return self.function(*args, **kwargs)
+            return getattr(args[0], self.method)(*args[1:], **kwargs)
+
+
+def _same(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor
+
+
+def this_module() -> Any:
+    """Stands for the region's module itself; `compile_graph` puts the module in its place."""
+    raise AssertionError("compile_graph replaces every call of this function")
+
+
 class Expect:
     """Check that a module without a graph returned what the graph around it was captured for."""
 

@@ -6,7 +6,11 @@ RECOMPUTE = "recompute"
 """An int naming the segment whose values are dropped after the forward and computed again in the backward. Nodes of
 one graph with the same number form one segment."""
 
-TAGS = (RECOMPUTE,)
+KEEP = "keep"
+"""True for a node of a segment whose value is kept rather than computed again, because it might come out differently
+(a routing decision with ties)."""
+
+TAGS = (RECOMPUTE, KEEP)
 """Every key through which passes decide; all else in `node.meta` is what capture recorded."""
 
 ORIGIN = "origin"

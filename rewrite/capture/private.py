@@ -38,7 +38,7 @@ def symbolic_fake_mode() -> FakeTensorMode:
 
 def make_fake(mode: FakeTensorMode, tensor: torch.Tensor, label: str, dynamic: set[int]) -> torch.Tensor:
     """A fake of `tensor` whose dimensions in `dynamic` are symbols."""
-    marks = [DimDynamic.DYNAMIC if d in dynamic else DimDynamic.STATIC for d in range(tensor.ndim)]
+    marks = [DimDynamic.DUCK if d in dynamic else DimDynamic.STATIC for d in range(tensor.ndim)]
     context = StatelessSymbolicContext(dynamic_sizes=marks)  # type: ignore[arg-type]
     return mode.from_tensor(tensor, source=ConstantSource(label), symbolic_context=context)
 

@@ -50,7 +50,12 @@ def _pure(node: fx.Node) -> bool:
     name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
     if any(random in name for random in RANDOM_NAMES):
         return False
-    return node.op == "placeholder" or not (name.endswith("_") or name in ("setitem", "setattr"))
+    return node.op == "placeholder" or not (writes_in_place(name) or name in ("setitem", "setattr"))
+
+
+def writes_in_place(name: str) -> bool:
+    """Whether a torch function of this name changes its first argument, by torch's naming."""
+    return name.endswith("_") and not name.endswith("__")
 
 
 def _extract(graph: fx.Graph, needed: set[fx.Node], result: fx.Node) -> fx.Graph:

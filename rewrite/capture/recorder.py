@@ -14,9 +14,10 @@ from torch.nn.modules.batchnorm import _NormBase
 
 from rewrite import calls, runtime
 from rewrite.capture import private
+from rewrite.capture.questions import writes_in_place
 from rewrite.capture.structure import path_below
 from rewrite.capture.symbols import Sizes
-from rewrite.program import RECOMPUTE
+from rewrite.tags import RECOMPUTE
 
 if TYPE_CHECKING:
     from rewrite.capture.session import Session
@@ -307,7 +308,7 @@ def changes_something(name: str) -> bool:
     """Whether a call that gives no tensor matters all the same."""
     if name in ("__setitem__", "__set__", "backward", "register_hook", "retain_grad"):
         return True
-    return name.endswith("_") and not name.endswith("__")
+    return writes_in_place(name)
 
 
 SIZE_TARGETS = frozenset({operator.add, operator.mul, operator.floordiv, operator.mod, operator.sub, operator.pow, operator.neg})

@@ -49,7 +49,10 @@ class Captured:
     result: Any
     """Skeleton of what the region returns."""
     leaves: list[Any]
-    flags: Hashable
+    likeness: Hashable
+    """What a call of a sibling must share to be served by this graph without a run."""
+    key: Hashable
+    """What a later call must share; with `predicate` and `questions` it decides whether the graph serves."""
     conditions: tuple[int, int] = (0, 0)
     questions: list[tuple[fx.Graph, bool]] = field(default_factory=list)
     written_buffers: tuple[str, ...] = ()
@@ -69,7 +72,7 @@ class Session:
     root_path: str
     structure: Structure
     opaque_paths: dict[str, OpaqueError]
-    flags: Callable[[nn.Module], Hashable]
+    flags: Callable[[nn.Module, str], Hashable]
     original_forward: Callable[[nn.Module], Callable[..., Any]]
     level: int = 0
     deadline: float = float("inf")
@@ -82,6 +85,7 @@ class Session:
         self.leaf_cache: dict[int, bool] = {}
         self.tensor_names: dict[int, list[str]] = {}
         self.captured: list[Captured | None] = []
+        self.started: list[str] = []
         self.by_group: dict[Hashable, list[Captured]] = {}
         self.stack: list[str] = []
         self.recorder: Recorder | None = None
@@ -211,21 +215,22 @@ class Session:
         if path in self.opaque_paths:
             return self.run_opaque(module, path, args, kwargs)
         group = self.structure.blocks.get(path, ("module", path))
-        metadata = self._metadata(module, args, kwargs)
+        metadata = self._metadata(module, path, args, kwargs)
         for earlier in self.by_group.get(group, ()):
-            if earlier.shared and earlier.flags == metadata:
+            if earlier.shared and earlier.likeness == metadata:
                 if path not in earlier.instances:
                     earlier.instances.append(path)
                 return self._same_again(earlier, args, kwargs)
         slot = len(self.captured)
         self.captured.append(None)
+        self.started.append(path)
         captured, out = self._record_region(module, path, args, kwargs, metadata)
         self.captured[slot] = captured
         self.by_group.setdefault(group, []).append(captured)
         self.recorder = outer
         return out
 
-    def _metadata(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Hashable:
+    def _metadata(self, module: nn.Module, path: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Hashable:
         parts = calls.split((args, kwargs))
         described = [
             (tuple(map(_size_key, leaf.shape)), leaf.requires_grad)
@@ -233,7 +238,7 @@ class Session:
             else _size_key(leaf) if isinstance(leaf, (int, torch.SymInt)) else None
             for leaf in parts.leaves
         ]
-        return (parts.skeleton, tuple(described), torch.is_grad_enabled(), self.flags(module))
+        return (parts.skeleton, tuple(described), torch.is_grad_enabled(), self.flags(module, path))
 
     def _record_region(
         self, module: nn.Module, path: str, args: tuple[Any, ...], kwargs: dict[str, Any], metadata: Hashable
@@ -244,6 +249,7 @@ class Session:
         buffers = {name: (buffer, buffer._version) for name, buffer in module.named_buffers()}
         recorder = Recorder(self, path, args, kwargs, leaf_names(forward, args, kwargs))
         inputs = list(recorder.parts.leaves)
+        key = (recorder.parts.skeleton, ambient(), self.flags(module, path))
         skeleton = recorder.parts.skeleton
         self.recorder, self.stack, self.read_hidden = recorder, [path], False
         try:
@@ -259,7 +265,7 @@ class Session:
             self.recorder, self.stack = outer, outer_stack
         written = {name for name, (buffer, version) in buffers.items() if buffer._version != version} | recorder.written
         captured = Captured(
-            path, [path], module, recorder.graph, skeleton, result, inputs, metadata,
+            path, [path], module, recorder.graph, skeleton, result, inputs, metadata, key,
             conditions=(first_guard, len(private.guards(self.mode.shape_env))),
             questions=list(recorder.questions), written_buffers=tuple(sorted(written)),
             mutated_inputs=recorder.mutated_inputs(), shared=not read and not any(map(calls.is_object, inputs)), out=out,
@@ -322,12 +328,14 @@ class Session:
             return self.call_opaque(recorder, module, path, args, kwargs)
         if is_region and self._can_nest(path):
             node = recorder.call_module(path, args, kwargs)
+            node.meta["hooked"] = has_hooks(module)
             out = self.enter_region(module, path, args, kwargs)
             recorder.refresh_objects()
             recorder.finish(node, out, path)
             return out
         if self.is_leaf(module):
             node = recorder.call_module(path, args, kwargs)
+            node.meta.update(hooked=has_hooks(module), fills_late=any(isinstance(m, nn.RReLU) for m in module.modules()))
             out = self.run_leaf(module, path, args, kwargs)
             recorder.note_buffers(module, path)
             recorder.finish(node, out, path)
@@ -407,6 +415,10 @@ class Session:
             return guess(func, args)
         return answer
 
+    def unfinished(self) -> list[str]:
+        """Regions begun whose recording did not reach its end."""
+        return [path for path, captured in zip(self.started, self.captured, strict=True) if captured is None]
+
     def finish(self) -> list[Captured]:
         """The regions recorded, each with the predicate that says which calls it serves."""
         env = self.mode.shape_env
@@ -416,6 +428,13 @@ class Session:
             first, last = captured.conditions
             captured.predicate, captured.predicate_text = size_predicate(captured.leaves, conditions[first:last])
         return done
+
+
+def ambient() -> Hashable:
+    """State outside the arguments that decides what torch computes: grad mode, autocast, the default dtype."""
+    devices = ("cpu", "cuda")
+    casts = tuple(torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None for kind in devices)
+    return (torch.is_grad_enabled(), torch.is_inference_mode_enabled(), casts, torch.get_default_dtype())
 
 
 def leaf_names(forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[str]:

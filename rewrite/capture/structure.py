@@ -133,3 +133,24 @@ def path_below(path: str, root: str) -> str | None:
 
 def join_path(root: str, path: str) -> str:
     return f"{root}.{path}" if root and path else root or path
+
+
+def members(module: nn.Module, path: str, structure: Structure) -> list[nn.Module]:
+    """The modules whose forward is part of a region's graph: those below it, without the blocks among them."""
+    found = [module]
+    for name, child in module.named_children():
+        below = join_path(path, name)
+        if below not in structure.blocks:
+            found += members(child, below, structure)
+    return found
+
+
+def flags(modules: list[nn.Module]) -> Hashable:
+    """Training flags and hooks of a region's members; what a graph was captured for."""
+    training = modules[0].training
+    odd = tuple(
+        index
+        for index, module in enumerate(modules)
+        if module.training is not training or (index and has_hooks(module))
+    )
+    return (training, odd)

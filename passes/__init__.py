@@ -1,0 +1,7 @@
+"""The passes that come with the toolkit, one per file. Each depends on the public face of `rewrite` only."""
+
+from __future__ import annotations
+
+from passes.checkpoint import Checkpoint as Checkpoint
+
+__all__ = ["Checkpoint"]

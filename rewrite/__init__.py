@@ -1,0 +1,73 @@
+"""Rewrite PyTorch models so that training and serving need less memory, and prove what was done.
+
+The public face. Names load on first use, so that `import rewrite` alone does not import torch.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from rewrite.api import Report as Report
+    from rewrite.api import capture as capture
+    from rewrite.api import estimate as estimate
+    from rewrite.api import optimize as optimize
+    from rewrite.api import remove as remove
+    from rewrite.api import report as report
+    from rewrite.certificate import Certificate as Certificate
+    from rewrite.contract import Change as Change
+    from rewrite.contract import Numerics as Numerics
+    from rewrite.contract import Pass as Pass
+    from rewrite.contract import PassResult as PassResult
+    from rewrite.contract import Refusal as Refusal
+    from rewrite.errors import CaptureError as CaptureError
+    from rewrite.errors import ContractError as ContractError
+    from rewrite.errors import InputError as InputError
+    from rewrite.errors import ModelError as ModelError
+    from rewrite.errors import PassError as PassError
+    from rewrite.errors import RecomputeError as RecomputeError
+    from rewrite.errors import RewriteError as RewriteError
+    from rewrite.errors import SelectorError as SelectorError
+    from rewrite.errors import SpecError as SpecError
+    from rewrite.errors import VerifyError as VerifyError
+    from rewrite.memory.timeline import Estimate as Estimate
+    from rewrite.program import Opaque as Opaque
+    from rewrite.program import Program as Program
+    from rewrite.program import Region as Region
+    from rewrite.selectors import matches as matches
+    from rewrite.tags import KEEP as KEEP
+    from rewrite.tags import RECOMPUTE as RECOMPUTE
+    from rewrite.verify import verify as verify
+
+_HOMES = {
+    "rewrite.api": ("Report", "capture", "estimate", "optimize", "remove", "report"),
+    "rewrite.certificate": ("Certificate",),
+    "rewrite.contract": ("Change", "Numerics", "Pass", "PassResult", "Refusal"),
+    "rewrite.errors": (
+        "CaptureError", "ContractError", "InputError", "ModelError", "PassError", "RecomputeError", "RewriteError",
+        "SelectorError", "SpecError", "VerifyError",
+    ),
+    "rewrite.memory.timeline": ("Estimate",),
+    "rewrite.program": ("Opaque", "Program", "Region"),
+    "rewrite.selectors": ("matches",),
+    "rewrite.tags": ("KEEP", "RECOMPUTE"),
+    "rewrite.verify": ("verify",),
+}  # fmt: skip
+_HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
+
+__all__ = sorted(_HOME_OF)
+
+
+def __getattr__(name: str) -> Any:
+    home = _HOME_OF.get(name)
+    if home is None:
+        raise AttributeError(f"module 'rewrite' has no attribute {name!r}")
+    module = importlib.import_module(home)
+    for sibling in _HOMES[home]:  # bound here, so that the submodule `rewrite.verify` does not hide the function
+        globals()[sibling] = getattr(module, sibling)
+    return globals()[name]
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -1,0 +1,167 @@
+"""The public functions: capture, optimize, estimate and report, each in a few lines."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import torch
+from torch import nn
+
+from rewrite import pipeline, registry, spec
+from rewrite.contract import Change, Numerics, Pass, Refusal
+from rewrite.emit.forward import RegionForward
+from rewrite.emit.rewriting import Rewriting
+from rewrite.emit.tree import copy_tree
+from rewrite.errors import InputError, ModelError, RewriteError
+from rewrite.memory import Estimate, estimate_step
+from rewrite.program import Opaque, Program
+
+Model = TypeVar("Model", bound=nn.Module)
+
+
+def optimize(
+    model: Model,
+    passes: str | Sequence[Pass] = (),
+    *,
+    example_inputs: Any = None,
+    budget: str | int | None = None,
+    optimizer: str | None = None,
+    inplace: bool = False,
+    opaque: Sequence[str] = (),
+) -> Model:
+    """Rewrite `model` with `passes` and return an ordinary module of the same class.
+
+    `passes` are pass objects or a spec text such as `"checkpoint{policy=sqrt}"`. `example_inputs` is one call: a dict
+    of keyword arguments, a tuple or list of positional ones, or a tensor; without them the model's `dummy_inputs` are
+    used, else the first call. The result shares every Parameter and buffer with `model`, which is left as it was
+    unless `inplace=True`. Modules named in `opaque` keep their own forward.
+
+    Raises RewriteError subclasses: CaptureError when the forward fails on the example inputs, SpecError and
+    SelectorError for a pipeline that does not fit, InputError for example inputs that are not a call.
+    """
+    if not isinstance(model, nn.Module):
+        raise ModelError("model", f"optimize takes a torch.nn.Module, not {type(model).__name__}", "pass the module itself")
+    if budget is not None:
+        raise RewriteError("budget", "planning to a byte budget is not available yet", "name the passes instead")
+    chosen = spec.parse(passes, registry.load) if isinstance(passes, str) else tuple(passes)
+    for entry in chosen:
+        if not isinstance(entry, Pass):
+            raise InputError("passes", f"{entry!r} is not a pass", "give pass objects or a spec text")
+    if isinstance(vars(model).get("forward"), RegionForward):
+        raise ModelError("model", "it has been optimized before", "call optimize on the original with all passes at once")
+    target = model if inplace else copy_tree(model)
+    reasons = {path: "named in `opaque`" for path in _known_paths(target, opaque)}
+    rewriting = Rewriting(target, chosen, reasons)
+    if example_inputs is None:
+        example_inputs = getattr(model, "dummy_inputs", None)
+    try:
+        rewriting.install("")
+        for path in rewriting.blocks().blocks:
+            rewriting.install(path)
+        if example_inputs is not None:
+            args, kwargs = as_call(example_inputs)
+            with torch.enable_grad():
+                rewriting.rewrite("", args, kwargs)
+    except BaseException:
+        if inplace:
+            remove(target)
+        raise
+    return target
+
+
+def capture(model: nn.Module, example_inputs: Any) -> Program:
+    """The program of one call of `model`: nothing is computed and the model is left as it was."""
+    args, kwargs = as_call(example_inputs)
+    rewriting = Rewriting(copy_tree(model), (), {})
+    with torch.enable_grad():
+        return rewriting.program("", rewriting.capture("", args, kwargs))
+
+
+def remove(model: nn.Module) -> None:
+    """Take a rewrite off again, in place: every module runs its original forward."""
+    for module in model.modules():
+        forward = vars(module).get("forward")
+        if isinstance(forward, RegionForward):
+            vars(module).pop("forward")
+            vars(module).pop("_replicate_for_data_parallel", None)
+            if forward.given is not None:
+                vars(module)["forward"] = forward.given
+
+
+def estimate(
+    model: nn.Module, example_inputs: Any, *, optimizer: str | None = None, device: str | None = None
+) -> Estimate:
+    """The memory of one training step of `model`, in bytes, measured on fake tensors: nothing is allocated.
+
+    `model` may be rewritten or not, on any device. `device` is "cpu" or "cuda"; see `Estimate` for what is counted.
+    """
+    return estimate_step(model, example_inputs, optimizer=optimizer, device=device)
+
+
+@dataclass(frozen=True)
+class Report:
+    """What a rewrite did to a model."""
+
+    before: Program | None
+    """As captured from the example inputs; None before the first call."""
+    after: Program | None
+    steps: tuple[pipeline.Step, ...]
+    opaque: tuple[Opaque, ...]
+    passes: tuple[Pass, ...]
+
+    @property
+    def numerics(self) -> Numerics:
+        """The loosest of the passes' promises."""
+        order = (Numerics.EXACT, Numerics.REASSOCIATED, Numerics.REDUCED)
+        return max((entry.numerics for entry in self.passes), key=order.index, default=Numerics.EXACT)
+
+    @property
+    def changes(self) -> tuple[Change, ...]:
+        return tuple(change for step in self.steps for change in step.result.changes)
+
+    @property
+    def refusals(self) -> tuple[Refusal, ...]:
+        return tuple(refusal for step in self.steps for refusal in step.result.refusals)
+
+
+def report(model: nn.Module) -> Report:
+    """What each pass changed, and refused, in a model that `optimize` returned. Raises ModelError for another."""
+    forward = vars(model).get("forward")
+    if not isinstance(forward, RegionForward):
+        raise ModelError("model", "it was not made by rewrite.optimize", "call report on what optimize returned")
+    rewriting = forward.rewriting
+    first = rewriting.results[0] if rewriting.results else None
+    return Report(
+        rewriting.before[0] if rewriting.before else None,
+        first.program if first else None,
+        first.steps if first else (),
+        rewriting.opaque,
+        rewriting.passes,
+    )
+
+
+def as_call(example_inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Example inputs as positional and keyword arguments. Raises InputError for what cannot be a call."""
+    if isinstance(example_inputs, torch.Tensor):
+        return (example_inputs,), {}
+    if isinstance(example_inputs, Mapping):
+        if not all(isinstance(key, str) for key in example_inputs):
+            raise InputError("example inputs", "a dict of inputs has names as keys", "give keyword arguments by name")
+        return (), dict(example_inputs)
+    if isinstance(example_inputs, (tuple, list)):
+        return tuple(example_inputs), {}
+    raise InputError(
+        "example inputs",
+        f"{type(example_inputs).__name__} is neither a dict, a tuple, a list nor a tensor",
+        "give a dict of keyword arguments or a tuple of positional ones",
+    )
+
+
+def _known_paths(model: nn.Module, paths: Sequence[str]) -> list[str]:
+    names = {name for name, _ in model.named_modules()}
+    for path in paths:
+        if path not in names:
+            raise InputError("opaque", f"the model has no module {path!r}", "name modules as named_modules() does")
+    return list(paths)

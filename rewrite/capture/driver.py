@@ -1,0 +1,151 @@
+"""Capture a module: run sessions until every part has a graph or a reason why not, within a bound of time."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+
+from rewrite import calls
+from rewrite.capture.recorder import OpaqueError
+from rewrite.capture.session import Captured, Session, StoppedError, TimeUpError
+from rewrite.capture.structure import Structure, join_path, path_below
+from rewrite.errors import CaptureError
+from rewrite.program import Opaque
+
+SECONDS_PER_LEVEL = (60.0, 60.0, 120.0)
+"""How long a capture may take with batch and sequence symbolic, with the batch alone, and with fixed sizes."""
+MAX_RESTARTS = 64
+
+
+@dataclass
+class Capture:
+    """What one capture found."""
+
+    regions: list[Captured] = field(default_factory=list)
+    opaque: tuple[Opaque, ...] = ()
+    assumptions: tuple[str, ...] = ()
+    seconds: float = 0.0
+
+
+def capture_module(
+    root: nn.Module,
+    path: str,
+    structure: Structure,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    *,
+    flags: Callable[[nn.Module, str], Hashable],
+    original_forward: Callable[[nn.Module], Callable[..., Any]],
+    opaque: dict[str, str] | None = None,
+) -> Capture:
+    """Capture `root`, which stands at `path` in its model, for a call with these arguments.
+
+    Nothing is computed and the module is left as it was. Raises CaptureError when the forward itself fails.
+    """
+    started = time.monotonic()
+    found = {name: OpaqueError(name, reason) for name, reason in (opaque or {}).items()}
+    for level, seconds in enumerate(SECONDS_PER_LEVEL):
+        deadline = time.monotonic() + seconds
+        session = _sessions(root, path, structure, args, kwargs, flags, original_forward, found, level, deadline)
+        if session is not None:
+            break
+    else:
+        raise CaptureError(
+            f"module {path or type(root).__name__!r}",
+            f"capture took longer than {SECONDS_PER_LEVEL[-1]:.0f} s even with fixed sizes",
+            "name the slow part in `opaque=[...]`, so that it keeps its own forward",
+        )
+    regions = session.finish()
+    reported = tuple(Opaque(error.path, error.reason, error.source) for error in found.values())
+    return Capture(regions, reported, tuple(session.assumptions), time.monotonic() - started)
+
+
+def _sessions(
+    root: nn.Module,
+    path: str,
+    structure: Structure,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    flags: Callable[[nn.Module, str], Hashable],
+    original_forward: Callable[[nn.Module], Callable[..., Any]],
+    found: dict[str, OpaqueError],
+    level: int,
+    deadline: float,
+) -> Session | None:
+    """Start anew with one more opaque module until a run ends; None when the time is up."""
+    for _ in range(MAX_RESTARTS):
+        session = Session(root, path, structure, found, flags, original_forward, level, deadline)
+        try:
+            session.run(args, kwargs)
+        except OpaqueError as error:
+            _add(found, error, path, structure)
+            continue
+        except TimeUpError:
+            return None
+        except StoppedError as error:
+            _check_real_forward(root, path, args, kwargs, original_forward, error)
+            stopped, reason = error.args
+            for unfinished in session.unfinished():
+                found.setdefault(unfinished, OpaqueError(unfinished, f"{stopped!r} could not be run on fakes ({reason})"))
+        return session
+    return None
+
+
+def _add(found: dict[str, OpaqueError], error: OpaqueError, root: str, structure: Structure) -> None:
+    """Enter the module, and its like in the sibling blocks; when it is known already, the module around it."""
+    path = error.path
+    while path in found and path != root:
+        path = path.rpartition(".")[0] if len(path.rpartition(".")[0]) >= len(root) else root
+    found[path] = OpaqueError(path, error.reason, error.source)
+    block = next((name for name in structure.blocks if path_below(path, name) is not None), None)
+    if block is None:
+        return
+    below = path_below(path, block) or ""
+    for sibling, group in structure.blocks.items():
+        if group == structure.blocks[block]:
+            like = join_path(sibling, below)
+            found.setdefault(like, OpaqueError(like, error.reason, error.source))
+
+
+def _check_real_forward(
+    root: nn.Module,
+    path: str,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    original_forward: Callable[[nn.Module], Callable[..., Any]],
+    stopped: StoppedError,
+) -> None:
+    """Tell a forward that cannot run on fakes from one that fails on these inputs. Raises CaptureError for the second."""
+    tensors = [*root.parameters(), *root.buffers()]
+    tensors += [leaf for leaf in calls.split((args, kwargs)).leaves if isinstance(leaf, torch.Tensor)]
+    real = not any(tensor.is_meta or type(tensor).__name__ == "DTensor" for tensor in tensors)
+    error: BaseException | None = stopped.__cause__
+    if real:
+        error = _real_forward_error(root, original_forward, args, kwargs)
+    if error is not None:
+        raise CaptureError(
+            f"the forward of {type(root).__name__}" + (f" at {path!r}" if path else ""),
+            f"it raised {type(error).__name__}: {str(error).strip() or 'no message'}",
+            "check that the example inputs are a call that the model accepts",
+        ) from error
+
+
+def _real_forward_error(
+    root: nn.Module, forward: Callable[[nn.Module], Callable[..., Any]], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Exception | None:
+    buffers = [(buffer, buffer.detach().clone()) for buffer in root.buffers()]
+    with torch.random.fork_rng(), torch.no_grad():
+        try:
+            forward(root)(*args, **kwargs)
+        except Exception as error:  # noqa: BLE001 - whatever the user's forward raises is the answer
+            return error
+        finally:
+            for buffer, content in buffers:
+                if not torch.equal(buffer, content):
+                    buffer.copy_(content)
+    return None

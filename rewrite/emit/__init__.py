@@ -1,0 +1,1 @@
+"""Turn a tagged program back into an ordinary module."""

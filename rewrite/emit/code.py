@@ -1,0 +1,35 @@
+"""Python functions from graphs, with each line traceable to its node."""
+
+from __future__ import annotations
+
+import itertools
+import linecache
+import re
+from collections.abc import Callable
+from typing import Any
+
+from torch import fx
+
+from rewrite import runtime
+
+_numbers = itertools.count()
+_ASSIGNED = re.compile(r"^ {4}([A-Za-z_][A-Za-z_0-9]*)(?: : .*?)? = ")
+
+
+def compile_graph(graph: fx.Graph, path: str) -> Callable[..., Any]:
+    """A function `(module, *inputs)` that runs `graph`; `path` names the region its lines belong to."""
+    written = graph.python_code("module")
+    source = re.sub(r"def forward\(self(, )?", r"def forward(module\1", written.src, count=1)
+    source = re.sub(r"(?m)^    this_module = .*$", "    this_module = module", source)
+    filename = f"<rewrite {next(_numbers)} {path or 'root'}>"
+    scope: dict[str, Any] = dict(written.globals)
+    exec(compile(source, filename, "exec"), scope)
+    names = {node.name for node in graph.nodes}
+    lines: list[tuple[str, str] | None] = [None]
+    for line in source.split("\n"):
+        match = _ASSIGNED.match(line)
+        lines.append((path, match.group(1)) if match and match.group(1) in names else None)
+    runtime.SOURCES[filename] = tuple(lines)
+    linecache.cache[filename] = (len(source), None, [f"{line}\n" for line in source.split("\n")], filename)
+    function: Callable[..., Any] = scope["forward"]
+    return function

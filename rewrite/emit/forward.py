@@ -1,0 +1,116 @@
+"""The forward of a region's module: run the graph that serves the call, or capture one, or step aside."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import types
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from rewrite import calls
+from rewrite.capture.intercept import capturing
+from rewrite.capture.session import ambient
+from rewrite.capture.structure import flags
+
+if TYPE_CHECKING:
+    from rewrite.emit.rewriting import Rewriting
+
+
+@dataclass(frozen=True)
+class Variant:
+    """Generated code for one kind of call."""
+
+    key: Hashable
+    predicate: Callable[[list[Any]], bool]
+    predicate_text: str
+    questions: tuple[tuple[Callable[..., Any], bool], ...]
+    """Yes-or-no questions about the inputs' data, and the answers the code was made for."""
+    function: Callable[..., Any]
+    result: Hashable
+
+    def serves(self, module: nn.Module, leaves: list[Any]) -> bool:
+        if not self.predicate(leaves):
+            return False
+        with torch.no_grad():
+            return all(bool(question(module, *leaves)) is answer for question, answer in self.questions)
+
+    def run(self, module: nn.Module, leaves: list[Any]) -> Any:
+        return calls.join(self.result, self.function(module, *leaves))
+
+
+class RegionForward:
+    """Stands as `forward` in the `__dict__` of a region's module."""
+
+    def __init__(self, module: nn.Module, path: str, rewriting: Rewriting) -> None:
+        self.module = module
+        self.path = path
+        self.rewriting = rewriting
+        self.given = vars(module).get("forward")
+        """A forward that somebody had put on the instance before."""
+        self.table: dict[Hashable, list[Variant]] = {}
+        self.known_members: list[nn.Module] | None = None
+        self.__signature__ = inspect.signature(self.original)
+        self.__doc__ = self.original.__doc__
+
+    @property
+    def members(self) -> list[nn.Module]:
+        """The modules whose training flags and hooks decide which code serves."""
+        if self.known_members is None:
+            self.known_members = self.rewriting.members(self.module, self.path)
+        return self.known_members
+
+    @property
+    def original(self) -> Callable[..., Any]:
+        if self.given is not None:
+            return self.given
+        return types.MethodType(type(self.module).forward, self.module)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if capturing():
+            return self.original(*args, **kwargs)
+        parts = calls.split((args, kwargs))
+        key = (parts.skeleton, ambient(), flags(self.members))
+        for variant in self.table.get(key, ()):
+            if variant.serves(self.module, parts.leaves):
+                return variant.run(self.module, parts.leaves)
+        return self.rewriting.miss(self, args, kwargs, key, parts.leaves)
+
+    def add(self, variant: Variant) -> None:
+        known = self.table.setdefault(variant.key, [])
+        if all(other.predicate_text != variant.predicate_text or other.questions for other in known):
+            known.append(variant)
+
+    def count(self) -> int:
+        return sum(len(variants) for variants in self.table.values())
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Generated code is not pickled: the copy captures again at its first call."""
+        return {**vars(self), "table": {}, "known_members": None, "__signature__": None}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+        self.__signature__ = inspect.signature(self.original)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> RegionForward:
+        """A forward for the copied module, with the code made so far: it takes the module as an argument."""
+        made: RegionForward = object.__new__(type(self))
+        memo[id(self)] = made
+        vars(made).update(vars(self))
+        made.module = copy.deepcopy(self.module, memo)
+        made.given = copy.deepcopy(self.given, memo)
+        made.rewriting = copy.deepcopy(self.rewriting, memo)
+        made.table = {key: list(variants) for key, variants in self.table.items()}
+        made.known_members = None
+        return made
+
+    def bound_to(self, replica: nn.Module) -> RegionForward:
+        """The same code for a replica of the module."""
+        made: RegionForward = object.__new__(type(self))
+        vars(made).update(vars(self))
+        made.module, made.known_members = replica, None
+        return made

@@ -1,0 +1,197 @@
+"""What one optimized model shares: its passes, its structure, and the code made for each kind of call."""
+
+from __future__ import annotations
+
+import copy
+import logging
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from rewrite import calls, pipeline
+from rewrite.capture.driver import Capture, capture_module
+from rewrite.capture.session import Captured
+from rewrite.capture.structure import Structure, find_blocks, flags, members
+from rewrite.contract import Pass
+from rewrite.emit.code import compile_graph
+from rewrite.emit.forward import RegionForward, Variant
+from rewrite.emit.segments import fold_segments
+from rewrite.errors import CaptureError
+from rewrite.program import Opaque, Program, Region
+
+MAX_VARIANTS = 16
+"""Kinds of calls that one region has code for; further kinds run the original forward."""
+
+log = logging.getLogger("rewrite")
+
+
+class Rewriting:
+    """Captures, rewrites and installs code for the regions of `root`."""
+
+    def __init__(self, root: nn.Module, passes: Sequence[Pass], opaque: dict[str, str]) -> None:
+        self.root = root
+        self.passes = tuple(passes)
+        self.given_opaque = dict(opaque)
+        self.structure: Structure | None = None
+        self.failed: set[tuple[str, Hashable]] = set()
+        self.full: set[str] = set()
+        self.results: list[pipeline.PipelineResult] = []
+        """One for each capture, the first from the example inputs."""
+        self.before: list[Program] = []
+
+    # Structure.
+
+    def blocks(self) -> Structure:
+        if self.structure is None:
+            self.structure = find_blocks(self.root)
+        return self.structure
+
+    def members(self, module: nn.Module, path: str) -> list[nn.Module]:
+        return members(module, path, self.blocks())
+
+    def region_flags(self, module: nn.Module, path: str) -> Hashable:
+        return flags(self.members(module, path))
+
+    def install(self, path: str) -> RegionForward:
+        """The region forward of the module at `path`, put there if it is not yet."""
+        module = self.root.get_submodule(path)
+        present = vars(module).get("forward")
+        if not isinstance(present, RegionForward):
+            present = RegionForward(module, path, self)
+            vars(module)["forward"] = present
+            vars(module)["_replicate_for_data_parallel"] = Replicate(module)
+        return present
+
+    # From a call to code.
+
+    def capture(self, path: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Capture:
+        return capture_module(
+            self.root.get_submodule(path), path, self.blocks(), args, kwargs,
+            flags=self.region_flags, original_forward=original_forward, opaque=self.given_opaque,
+        )  # fmt: skip
+
+    def rewrite(self, path: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> pipeline.PipelineResult:
+        """Capture the module at `path` for this kind of call, apply the passes, and install the code."""
+        program = self.program(path, self.capture(path, args, kwargs))
+        result = pipeline.run(program, self.passes)
+        self.before.append(program)
+        self.results.append(result)
+        for region in result.program.regions:
+            self.emit(region)
+        return result
+
+    def program(self, path: str, capture: Capture) -> Program:
+        regions = tuple(self.region(captured) for captured in capture.regions)
+        metadata = {"blocks": tuple(self.blocks().blocks), "seconds": capture.seconds, "assumptions": capture.assumptions}
+        return Program(regions, capture.opaque, type(self.root).__name__, metadata)
+
+    def region(self, captured: Captured) -> Region:
+        instances = list(captured.instances)
+        group = self.blocks().blocks.get(captured.path)
+        if group is not None and captured.shared:
+            likes = [path for path, other in self.blocks().blocks.items() if other == group and path not in instances]
+            instances += [path for path in likes if self._alike(path, captured)]
+        return Region(
+            captured.path, tuple(instances), type(captured.module).__name__, captured.graph,
+            written_buffers=captured.written_buffers, mutated_inputs=captured.mutated_inputs, captured=captured,
+        )  # fmt: skip
+
+    def _alike(self, path: str, captured: Captured) -> bool:
+        flags_of_captured = self.region_flags(captured.module, captured.path)
+        return self.region_flags(self.root.get_submodule(path), path) == flags_of_captured
+
+    def emit(self, region: Region) -> None:
+        """Generate code for a region and install it on every instance."""
+        captured: Captured = region.captured
+        variant = Variant(
+            captured.key,
+            captured.predicate,
+            captured.predicate_text,
+            tuple((compile_graph(graph, region.path), answer) for graph, answer in captured.questions),
+            compile_graph(fold_segments(region), region.path),
+            captured.result,
+        )
+        for path in region.instances:
+            self.install(path).add(variant)
+
+    def miss(
+        self, forward: RegionForward, args: tuple[Any, ...], kwargs: dict[str, Any], key: Hashable, leaves: list[Any]
+    ) -> Any:
+        """A call of a kind that has no code yet: capture again, or run the original forward."""
+        if not self._worth_capturing(forward, key, leaves):
+            return forward.original(*args, **kwargs)
+        try:
+            self.rewrite(forward.path, args, kwargs)
+        except CaptureError as error:
+            self.failed.add((forward.path, key))
+            log.warning("%s\nThe original forward runs in its place.", error)
+            return forward.original(*args, **kwargs)
+        for variant in forward.table.get(key, ()):
+            if variant.serves(forward.module, leaves):
+                return variant.run(forward.module, leaves)
+        self.failed.add((forward.path, key))
+        return forward.original(*args, **kwargs)
+
+    def _worth_capturing(self, forward: RegionForward, key: Hashable, leaves: list[Any]) -> bool:
+        if (forward.path, key) in self.failed or torch.compiler.is_compiling() or any(map(_is_stand_in, leaves)):
+            return False
+        holds_cache = not torch.is_grad_enabled() and any(map(calls.is_object, leaves))
+        if holds_cache and any(isinstance(leaf, torch.Tensor) and leaf.ndim == 4 for leaf in leaves):
+            return False  # a generation step: each one would be a kind of its own
+        if forward.count() < MAX_VARIANTS:
+            return True
+        if forward.path not in self.full:
+            self.full.add(forward.path)
+            log.warning(
+                "region %r: %d kinds of calls have code; further kinds run the original forward",
+                forward.path or "root", MAX_VARIANTS,
+            )  # fmt: skip
+        return False
+
+    @property
+    def opaque(self) -> tuple[Opaque, ...]:
+        found = {entry.path: entry for program in self.before for entry in program.opaque}
+        return tuple(found.values())
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Graphs are not pickled; the unpickled model captures again at its first call."""
+        return {**vars(self), "structure": None, "failed": set(), "full": set(), "results": [], "before": []}
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Rewriting:
+        made = object.__new__(type(self))
+        memo[id(self)] = made
+        vars(made).update(vars(self))
+        made.root = copy.deepcopy(self.root, memo)
+        made.results, made.before = list(self.results), list(self.before)
+        made.failed, made.full = set(self.failed), set(self.full)
+        return made
+
+
+class Replicate:
+    """`_replicate_for_data_parallel` of a region's module: the replica gets a forward of its own.
+
+    `torch.nn.DataParallel` copies the module's `__dict__`, where the forward is bound to the original.
+    """
+
+    def __init__(self, module: nn.Module) -> None:
+        self.module = module
+
+    def __call__(self) -> nn.Module:
+        replica = type(self.module)._replicate_for_data_parallel(self.module)
+        forward = vars(replica)["forward"]
+        vars(replica)["forward"] = forward.bound_to(replica)
+        return replica
+
+
+def original_forward(module: nn.Module) -> Callable[..., Any]:
+    """The module's forward as its author, or somebody before us, left it."""
+    present = vars(module).get("forward")
+    return present.original if isinstance(present, RegionForward) else module.forward
+
+
+def _is_stand_in(leaf: Any) -> bool:
+    from torch._subclasses.fake_tensor import FakeTensor
+
+    return isinstance(leaf, FakeTensor) or isinstance(leaf, torch.fx.Proxy)

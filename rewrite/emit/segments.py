@@ -1,0 +1,147 @@
+"""Fold the nodes of each recompute segment into one call."""
+
+from __future__ import annotations
+
+import operator
+from typing import Any
+
+from torch import fx
+
+from rewrite import runtime
+from rewrite.emit.code import compile_graph
+from rewrite.errors import ContractError
+from rewrite.program import Region
+from rewrite.tags import KEEP, RECOMPUTE
+from rewrite.recompute import Recomputed
+
+
+def fold_segments(region: Region) -> fx.Graph:
+    """A graph in which every recompute segment of `region` is one call that recomputes in the backward.
+
+    Raises ContractError when a segment
+    cannot be run in one piece, because a node outside it stands between two of its nodes.
+    """
+    segments = region.segments()
+    if not segments:
+        return region.graph
+    folded = fx.Graph()
+    made: dict[fx.Node, Any] = {}
+    module: fx.Node | None = None
+    for group in _in_order(region, segments):
+        if len(group) == 1 and RECOMPUTE not in group[0].meta:
+            made[group[0]] = folded.node_copy(group[0], made.__getitem__)
+            continue
+        if module is None:
+            module = folded.create_node("call_function", runtime.this_module, name=runtime.this_module.__name__)
+        _call_segment(region, group, folded, made, module)
+    return folded
+
+
+def _in_order(region: Region, segments: Any) -> list[tuple[fx.Node, ...]]:
+    """Single nodes and whole segments in an order in which each finds its inputs made."""
+    group_of = {node: nodes for nodes in segments.values() for node in nodes}
+    done: set[fx.Node] = set()
+    ordered: list[tuple[fx.Node, ...]] = []
+
+    def place(group: tuple[fx.Node, ...], underway: set[tuple[fx.Node, ...]]) -> None:
+        if group[0] in done:
+            return
+        if group in underway:
+            number = group[0].meta.get(RECOMPUTE)
+            raise ContractError(
+                f"recompute segment {number} of region {region.path or 'root'!r}",
+                "a node outside the segment needs a value of it and gives a value to it",
+                "tag the nodes between as part of the segment, or end the segment before them",
+            )
+        for node in group:
+            for source in node.all_input_nodes:
+                if source not in group:
+                    place(group_of.get(source, (source,)), underway | {group})
+        done.update(group)
+        ordered.append(group)
+
+    for node in region.graph.nodes:
+        if node in group_of and node is not group_of[node][-1]:
+            continue  # a segment runs where its last node stands
+        place(group_of.get(node, (node,)), set())
+    return ordered
+
+
+def _call_segment(
+    region: Region, group: tuple[fx.Node, ...], folded: fx.Graph, made: dict[fx.Node, Any], module: fx.Node
+) -> None:
+    inside = set(group)
+    sources = list(dict.fromkeys(source for node in group for source in node.all_input_nodes if source not in inside))
+    inputs = [node for node in sources if node.op != "get_attr"]
+    attributes = [node for node in sources if node.op == "get_attr"]
+    outputs = [node for node in group if any(user not in inside for user in node.users)]
+    kept = [node for node in group if node.meta.get(KEEP)]
+    forward = _part(group, inputs, attributes, outputs, kept, again=False)
+    again = _part(group, inputs, attributes, outputs, kept, again=True)
+    recomputed = Recomputed(
+        region.path,
+        compile_graph(forward, region.path),
+        compile_graph(again, region.path),
+        results=len(outputs),
+        parameters=_parameter_paths(forward),
+        written_buffers=_written_in(region, forward),
+        mutated_inputs=tuple(place for place, node in enumerate(inputs) if node.name in region.mutated_inputs),
+        whole=any(_fills_late(node) for node in group),
+    )
+    number = group[0].meta[RECOMPUTE]
+    call = folded.call_function(runtime.Named(recomputed, f"recompute_{number}"), (module, *[made[n] for n in inputs]))
+    for index, node in enumerate(outputs):
+        made[node] = folded.create_node("call_function", operator.getitem, (call, index), name=node.name)
+        made[node].meta = dict(node.meta)
+
+
+def _part(
+    group: tuple[fx.Node, ...],
+    inputs: list[fx.Node],
+    attributes: list[fx.Node],
+    outputs: list[fx.Node],
+    kept: list[fx.Node],
+    *,
+    again: bool,
+) -> fx.Graph:
+    """The segment as a graph: for the forward, which also returns what is kept, or for the recompute, which takes it."""
+    part = fx.Graph()
+    copied: dict[fx.Node, Any] = {}
+    for node in [*inputs, *(kept if again else [])]:
+        copied[node] = part.placeholder(node.name)
+    for node in attributes:  # read inside: a weight is never held as an input
+        copied[node] = part.node_copy(node)
+    for node in group:
+        if node in copied:
+            continue
+        if node.meta.get(KEEP):
+            arguments, keywords = fx.map_arg((node.args, node.kwargs), copied.__getitem__)
+            copied[node] = part.create_node(
+                "call_function", runtime.Kept(node.op, node.target), arguments, keywords, name=node.name
+            )
+        else:
+            copied[node] = part.node_copy(node, copied.__getitem__)
+    results = tuple(copied[node] for node in outputs)
+    part.output(results if again else (*results, *[copied[node] for node in kept]))
+    return part
+
+
+def _fills_late(node: fx.Node) -> bool:
+    """Whether the kernel fills what it saves after saving it, as rrelu does with its noise."""
+    return bool(node.meta.get("fills_late")) or "rrelu" in str(getattr(node.target, "__name__", node.target))
+
+
+def _parameter_paths(part: fx.Graph) -> tuple[str, ...]:
+    """What the segment reads of its module: attributes by path, and called modules as a whole (`path.*`)."""
+    found = [str(node.target) for node in part.nodes if node.op == "get_attr"]
+    found += [f"{node.target}.*" for node in part.nodes if node.op == "call_module"]
+    return tuple(dict.fromkeys(found))
+
+
+def _written_in(region: Region, part: fx.Graph) -> tuple[str, ...]:
+    touched = _parameter_paths(part)
+    return tuple(
+        path
+        for path in region.written_buffers
+        if any(path == name or (name.endswith(".*") and path.startswith(name[:-1])) for name in touched)
+    )
