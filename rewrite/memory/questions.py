@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from rewrite.capture.answers import Answers
+from rewrite.memory.kernels import FAKE_KERNELS, ctc_loss
 from rewrite.memory.place import ModulePaths
 
 aten = torch.ops.aten
@@ -27,8 +28,9 @@ class Questions:
     def run(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if self._answers is None:
             return func(*args, **kwargs)
-        if func is aten._grouped_mm.default:
-            return grouped_mm_result(*args, **kwargs)
+        kernel = FAKE_KERNELS.get(func)
+        if kernel is not None:
+            return kernel(*args, **kwargs)
         asks = self._asks.get(func)
         if asks is None:
             asks = self._asks[func] = _asks(func)
@@ -42,6 +44,9 @@ class Questions:
         assert self._answers is not None
         if func is aten.index.Tensor:
             return self._index(func, args, kwargs)
+        if func is aten._ctc_loss.Tensor:
+            lengths = self._answers.shadow(args[3])
+            return ctc_loss(*args[:4], longest_target=args[1].shape[-1] if lengths is None else int(lengths.max()))
         known = self._answers.answer(func, args, kwargs)
         if known is not NotImplemented:
             return self._as_fakes(known)
@@ -90,26 +95,6 @@ def user_line() -> str:
             return f"{frame.f_code.co_filename.rpartition('/')[2]}:{frame.f_lineno}"
         frame = frame.f_back  # type: ignore[assignment]
     return "unknown line"
-
-
-def grouped_mm_result(
-    left: torch.Tensor,
-    right: torch.Tensor,
-    offsets: torch.Tensor | None = None,
-    bias: torch.Tensor | None = None,
-    out_dtype: torch.dtype | None = None,
-) -> torch.Tensor:
-    """An empty result of `aten._grouped_mm`: torch's own fake kernel refuses what the CPU kernel accepts (float32)."""
-    if left.dim() == 2 and right.dim() == 2:
-        assert offsets is not None
-        shape: tuple[int, ...] = (offsets.shape[0], left.shape[0], right.shape[1])
-    elif left.dim() == 2:
-        shape = (left.shape[0], right.shape[-1])
-    elif right.dim() == 2:
-        shape = (left.shape[1], right.shape[1])
-    else:
-        shape = (left.shape[0], left.shape[1], right.shape[-1])
-    return torch.empty(shape, dtype=out_dtype or left.dtype, device=left.device)
 
 
 def _asks(func: Callable[..., Any]) -> bool:

@@ -15,6 +15,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from rewrite.capture.answers import SHADOW_ELEMENTS, Answers
 from rewrite.errors import InputError
+from rewrite.memory.autograd import lone_holders
 from rewrite.memory.devices import kernels_of
 from rewrite.memory.fakes import Clones, FakeTensors, same_random_state, swapped
 from rewrite.memory.loss import pick_loss
@@ -50,6 +51,7 @@ def run_step(
     """
     if device not in DEVICES:
         raise InputError(f"device {device!r}", "memory can be planned for cpu or cuda", f"choose one of {DEVICES}")
+    lone_holders()  # found once, outside the modes
     modules = ModulePaths(module)
     convert: FakeTensors | Clones = Clones() if real else FakeTensors()
     mode = contextlib.nullcontext() if real else FakeTensorMode(allow_non_fake_inputs=True)
@@ -58,7 +60,7 @@ def run_step(
         answers = None if real else Answers(_small_originals(convert))
         questions = Questions(answers, modules)
         tally = Tally()
-        tracker = Tracker(Places(modules), questions, tally)
+        tracker = Tracker(Places(modules), questions, tally, cpu_kernels=device == "cpu")
         parameters = list(module.parameters())
         with tracker:
             stepper = build_optimizer(optimizer, parameters, device) if train else None

@@ -10,10 +10,19 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from rewrite.memory.autograd import newest_sequence_number
+from rewrite.memory.autograd import (
+    holders,
+    lone_holders,
+    newest_sequence_number,
+    routes_twice,
+    running_sequence_number,
+)
 from rewrite.memory.place import Place, Places
 from rewrite.memory.questions import Questions
+from rewrite.memory.scratch import scratch_bytes
 from rewrite.memory.work import Tally
+
+aten = torch.ops.aten
 
 OUTSIDE = Place("", "", "")
 
@@ -21,7 +30,7 @@ OUTSIDE = Place("", "", "")
 class Storage:
     """One allocation. `category` is set when what it is for becomes known."""
 
-    __slots__ = ("alive", "bytes", "category", "dtype", "phase", "place", "shape")
+    __slots__ = ("alive", "bytes", "category", "dtype", "made_by", "phase", "place", "shape")
 
     def __init__(self, size: int, shape: tuple[int, ...], dtype: str, category: str, phase: str, place: Place) -> None:
         self.bytes = size
@@ -31,6 +40,8 @@ class Storage:
         self.phase = phase
         self.place = place
         self.alive = True
+        self.made_by = running_sequence_number()
+        """Number of the autograd node whose backward made it; None for what the forward made."""
 
 
 Event = tuple[Storage, int, str]
@@ -43,8 +54,10 @@ class Tracker(TorchDispatchMode):
     The same for real and for fake tensors. What is alive before the mode is entered is told with `hold`.
     """
 
-    def __init__(self, places: Places, questions: Questions, tally: Tally) -> None:
+    def __init__(self, places: Places, questions: Questions, tally: Tally, *, cpu_kernels: bool = True) -> None:
+        """`cpu_kernels`: count what CPU kernels take below the dispatcher."""
         super().__init__()
+        self._cpu_kernels = cpu_kernels
         self.phase = "forward"
         self.events: list[Event] = []
         self._places = places
@@ -72,8 +85,11 @@ class Tracker(TorchDispatchMode):
         if number != self._last_number:
             self._last_number = number
             self._places.remember(number, self._places.now(_op_name(func)))
+        if func is aten.add.Tensor and self._engine_adds(args, kwargs):
+            func = aten.add_.Tensor
         out = self._questions.run(func, args, kwargs)
         self._tally.count(func, args, kwargs, out, self.phase)
+        self._scratch(func, args, out)
         self._see(func, out)
         return out
 
@@ -103,6 +119,29 @@ class Tracker(TorchDispatchMode):
     def owner(self, tensor: torch.Tensor) -> Storage | None:
         """The storage under `tensor`, when it is known."""
         return self._find(tensor.untyped_storage())
+
+    def _engine_adds(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        """Whether the autograd engine is adding up two gradients for one place, the first held by nobody else.
+
+        It does so in place, except below a dispatch mode or on fakes (`can_accumulate_inplace` in
+        torch/csrc/autograd/input_buffer.cpp): there a gradient more would be alive than in a step without us.
+        """
+        number = running_sequence_number()
+        if number is None or kwargs or torch.is_grad_enabled() or holders(args[0]) != lone_holders():
+            return False
+        first = self.owner(args[0])
+        return first is not None and (first.made_by != number or routes_twice())
+
+    def _scratch(self, func: Callable[..., Any], args: tuple[Any, ...], out: Any) -> None:
+        """Count what the kernel held while it ran, beside the results that are seen next."""
+        size = scratch_bytes(func, args, out) if self._cpu_kernels else 0
+        if not size:
+            return
+        results = [tensor for tensor in (out if isinstance(out, (tuple, list)) else [out]) if tensor is not None]
+        size += sum(tensor.untyped_storage().nbytes() for tensor in results)
+        held = Storage(size, (size,), "uint8", "temporary", self.phase, self._places.now(_op_name(func)))
+        self.events.append((held, size, self.phase))
+        self.events.append((held, -size, self.phase))
 
     def _see(self, func: Callable[..., Any], out: Any) -> None:
         if isinstance(out, torch.Tensor):

@@ -1,0 +1,62 @@
+"""Memory that CPU kernels take below the dispatcher, where no mode sees it: oneDNN's copies in its own layout.
+
+The copies are real allocations of torch's CPU allocator, gone when the operator returns. Everything else a kernel
+takes there is small, and named among what is not counted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+aten = torch.ops.aten
+
+
+def scratch_bytes(func: Callable[..., Any], args: tuple[Any, ...], out: Any) -> int:
+    """Bytes a CPU operator holds at its worst moment beyond its arguments and its results."""
+    if func is aten.convolution.default:
+        x, weight, _, stride, _, dilation, transposed = args[:7]
+        return _forward_bytes(x, weight, out) if _reorders(x, weight, stride, dilation, transposed, args[8]) else 0
+    if func is aten.convolution_backward.default:
+        grad, x, weight, _, stride, _, dilation, transposed = args[:8]
+        return _backward_bytes(grad, x, weight, out) if _reorders(x, weight, stride, dilation, transposed, args[9]) else 0
+    return 0
+
+
+def _forward_bytes(x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor) -> int:
+    """Input, weight and result in blocks; then the blocked result beside the plain one (mkldnn/Conv.cpp)."""
+    blocked = _nbytes(x) + _nbytes(weight) + _nbytes(out)
+    return max(blocked, 2 * _nbytes(out)) - _nbytes(out)
+
+
+def _backward_bytes(grad: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, out: Sequence[torch.Tensor | None]) -> int:
+    """First the input's gradient, from blocked gradient and weight; then, beside it, the weight's, from blocked gradient
+    and input."""
+    dx, dw = (0 if made is None else _nbytes(made) for made in out[:2])
+    moments = [0]
+    if dx:
+        moments += [_nbytes(grad) + _nbytes(weight) + dx, 2 * dx]
+    if dw:
+        moments += [dx + _nbytes(grad) + _nbytes(x) + dw, dx + 2 * dw]
+    return max(0, max(moments) - dx - dw)
+
+
+def _reorders(
+    x: torch.Tensor, weight: torch.Tensor, stride: Sequence[int], dilation: Sequence[int], transposed: bool, groups: int
+) -> bool:
+    """Whether oneDNN runs this convolution, in a layout other than its tensors' (`use_mkldnn` in Convolution.cpp)."""
+    if x.dtype != torch.float32 or not torch.backends.mkldnn.is_available():
+        return False
+    if x.dim() == 4 and x.is_contiguous(memory_format=torch.channels_last) and not x.is_contiguous():
+        return False
+    kernel = weight.shape[2:]
+    pointwise = all(size == 1 for size in kernel) and not any(step != 1 for step in (*stride, *dilation))
+    if pointwise and x.shape[0] < 16 and torch.get_num_threads() == 1 and not transposed:
+        return False
+    return groups > 1 or all(size > 3 for size in kernel) or x.shape[0] > 1 or x.numel() > 20480
+
+
+def _nbytes(tensor: torch.Tensor) -> int:
+    return tensor.numel() * tensor.itemsize
