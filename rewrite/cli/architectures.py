@@ -48,7 +48,7 @@ def stored_config(subject: str, location: str, overrides: Mapping[str, Any]) -> 
     except (OSError, ValueError) as error:
         cause = _first_line(error) or "has no config.json that could be read"
         raise ModelError(subject, cause, "give a directory or a hub id that holds a config.json") from error
-    architecture = stored.get("model_type")
+    architecture = str(stored.get("model_type"))
     if architecture not in transformers.CONFIG_MAPPING:
         raise ModelError(
             subject,
@@ -133,7 +133,8 @@ def build_model(
         raise ModelError(
             subject, f"could not be built: {brief(error)}", "check --set and --task, or run again with -v"
         ) from error
-    return model.train()
+    built: transformers.PreTrainedModel = model.to(device).train()  # a constructor may name a device of its own
+    return built
 
 
 def brief(error: BaseException) -> str:

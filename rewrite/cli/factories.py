@@ -99,8 +99,8 @@ def _factory_arguments(
     name: str, factory: Callable[..., Any], options: Mapping[str, Any], sizes: Mapping[str, int | None]
 ) -> dict[str, Any]:
     try:
-        parameters = inspect.signature(factory).parameters
-    except (TypeError, ValueError):
+        parameters = dict(inspect.signature(factory).parameters)
+    except (TypeError, ValueError):  # a builtin may have no signature
         parameters = {}
     takes_any = any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters.values())
     for key in options:
@@ -110,8 +110,8 @@ def _factory_arguments(
         taken = f"it takes {', '.join(parameters)}" if parameters else "it takes no arguments"
         hint = f"did you mean {' or '.join(close)}?" if close else taken
         raise InputError(f"--set {key}", f"is no argument of {name}", hint)
-    taken = {key: size for key, size in sizes.items() if size is not None and key in parameters}
-    return {**options, **taken}
+    used = {key: size for key, size in sizes.items() if size is not None and key in parameters}
+    return {**options, **used}
 
 
 def refuse_unused_sizes(name: str, sizes: Mapping[str, int | None], arguments: Mapping[str, Any]) -> None:

@@ -105,7 +105,7 @@ def add_audio(
     config = model.config
     if "input_features" in accepted and hasattr(config, "num_mel_bins"):
         frames = 2 * getattr(config, "max_source_positions", 1500)  # Whisper's encoder accepts this length only
-        inputs["input_features"] = torch.randn(batch, config.num_mel_bins, frames, generator=random)
+        inputs["input_features"] = torch.randn(batch, int(config.num_mel_bins), frames, generator=random)
         return frames
     if "input_features" in accepted:
         width = getattr(config, "feature_projection_input_dim", None) or getattr(config, "input_feat_per_channel", 80)

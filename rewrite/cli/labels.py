@@ -25,8 +25,9 @@ class Unlabelled:
     """Length of the sequences; 1 where the model has none."""
     random: torch.Generator
 
-    def draw(self, below: int, *shape: int, first: int = 0) -> torch.Tensor:
-        """Random int64 of `shape` from `first` to `below`, exclusive."""
+    def draw(self, below: int | None, *shape: int, first: int = 0) -> torch.Tensor:
+        """Random int64 of `shape` from `first` to `below`, exclusive; without a bound `first` alone."""
+        below = first + 1 if below is None else below
         return torch.randint(first, max(below, first + 1), shape, generator=self.random)
 
 

@@ -75,6 +75,7 @@ def output_options(command: Command) -> Command:
     @click.pass_obj
     def prepared(
         narration: Narration | None,
+        /,
         *args: Any,
         as_json: bool,
         output_path: Path | None,

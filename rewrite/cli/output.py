@@ -9,7 +9,7 @@ import tempfile
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import Any, TextIO
 
 from rich.console import Console
 from rich.text import Text
@@ -83,7 +83,7 @@ class Output:
         os.replace(file.name, self.path)
 
 
-def use_color(choice: str, stream: IO[str], environ: Mapping[str, str]) -> bool:
+def use_color(choice: str, stream: TextIO, environ: Mapping[str, str]) -> bool:
     """Whether to colour: `--color` decides, else `NO_COLOR`, else `FORCE_COLOR`, else whether it is a terminal."""
     if choice != "auto":
         return choice == "always"
@@ -94,7 +94,7 @@ def use_color(choice: str, stream: IO[str], environ: Mapping[str, str]) -> bool:
     return stream.isatty() and environ.get("TERM") != "dumb"
 
 
-def printable(text: str, stream: IO[str]) -> str:
+def printable(text: str, stream: TextIO) -> str:
     """`text` without the characters that the stream cannot encode."""
     encoding = stream.encoding or "utf-8"
     return text.encode(encoding, "backslashreplace").decode(encoding)

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import logging
+import os
+import sys
 import warnings
 from collections.abc import Sequence
 
 import torch
-from rewrite.api import estimate, optimize, report, verify
 
 from rewrite import registry, spec
+from rewrite.api import Report, estimate, optimize, report
 from rewrite.certificate import Certificate
 from rewrite.cli.loading import Loaded, Request, load
 from rewrite.cli.memory import refuse_beyond_memory
@@ -17,7 +19,11 @@ from rewrite.cli.narration import Narration
 from rewrite.contract import Numerics, Pass
 from rewrite.diff.compare import compare, view
 from rewrite.diff.model import GraphDiff, View
-from rewrite.errors import ModelError
+from rewrite.emit.rewriting import Rewriting
+from rewrite.emit.tree import copy_tree
+from rewrite.errors import CaptureError, ModelError
+from rewrite.program import Program
+from rewrite.verify import verify
 
 
 def parsed_passes(text: str, narration: Narration) -> tuple[Pass, ...]:
@@ -31,8 +37,10 @@ def hush(narration: Narration) -> None:
     if narration.verbose:
         return
     warnings.simplefilter("ignore")
-    for name in ("torch", "transformers"):
-        logging.getLogger(name).setLevel(logging.CRITICAL)
+    logging.getLogger("torch").setLevel(logging.CRITICAL)
+    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "critical")  # read when transformers is imported
+    if "transformers" in sys.modules:
+        sys.modules["transformers"].logging.set_verbosity(logging.CRITICAL)
 
 
 def loaded(request: Request, narration: Narration, device: str = "meta") -> Loaded:
@@ -57,18 +65,26 @@ def diff_of(
 ) -> GraphDiff:
     """Capture once, rewrite, run a step of both on fake tensors, and compare."""
     inputs = subject.example_inputs
-    with narration.working(f"capturing {subject.name}"):
-        untouched = optimize(subject.model, passes=[], example_inputs=inputs)
-    with narration.working("rewriting"):
+    with narration.working(f"capturing and rewriting {subject.name}"):
         rewritten = optimize(subject.model, passes=passes, example_inputs=inputs)
+    told = report(rewritten)
+    programs = _programs(subject, told)
+    untouched = _emitted(subject.model, programs[0])
     with narration.working("running a step before"):
         before = estimate(untouched, inputs, optimizer=optimizer, device=device)
     with narration.working("running a step after"):
         after = estimate(rewritten, inputs, optimizer=optimizer, device=device)
-    told = report(rewritten)
     name = f"{subject.name}  {subject.description}"
     priced = profile or ("cpu" if device == "cpu" else "h100")
-    return compare(name, told.before, told.after, before, after, told.steps, profile=priced)
+    return compare(name, *programs, before, after, told.steps, profile=priced)
+
+
+def _emitted(model: torch.nn.Module, program: Program) -> torch.nn.Module:
+    """A copy of `model` that runs `program`, captured from it, without capturing it once more."""
+    rewriting = Rewriting(copy_tree(model), (), {})
+    for region in program.regions:
+        rewriting.emit(region)
+    return rewriting.root
 
 
 def view_of(subject: Loaded, *, optimizer: str, device: str, narration: Narration) -> View:
@@ -77,7 +93,14 @@ def view_of(subject: Loaded, *, optimizer: str, device: str, narration: Narratio
         untouched = optimize(subject.model, passes=[], example_inputs=subject.example_inputs)
     with narration.working("running a step"):
         step = estimate(untouched, subject.example_inputs, optimizer=optimizer, device=device)
-    return view(f"{subject.name}  {subject.description}", report(untouched).after, step)
+    _, program = _programs(subject, report(untouched))
+    return view(f"{subject.name}  {subject.description}", program, step)
+
+
+def _programs(subject: Loaded, told: Report) -> tuple[Program, Program]:
+    if told.before is None or told.after is None:
+        raise CaptureError(subject.name, "its root forward left no graph", "run again with -v and report it")
+    return told.before, told.after
 
 
 def certificate_of(request: Request, passes: Sequence[Pass], narration: Narration) -> Certificate:

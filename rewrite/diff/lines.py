@@ -46,7 +46,8 @@ def node_label(region: Region, node: fx.Node) -> str:
         return str(node.target)
     name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", str(node.target))
     below = _relative_path(node.meta.get("module_path", region.path), region.path)
-    return f"{below}.{name}" if below else str(name)
+    name = str(name).strip("_")  # as in `__eq__`
+    return f"{below}.{name}" if below else name
 
 
 def _relative_path(path: str, base: str) -> str:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from rich.text import Text
 
-from rewrite.report.columns import crop, wrapped
+from rewrite.report.columns import crop, wrapped_behind
 
 if TYPE_CHECKING:
     from rewrite.certificate import Certificate, Row
@@ -23,9 +23,9 @@ def certificate_lines(certificate: Certificate, model: str, spec: str, width: in
     yield verdict.append(certificate.summary, "default not bold")
     yield Text(f"promise    {certificate.numerics}")
     for case in certificate.cases:
-        yield from wrapped(f"step       {case}", width, " " * 11)
+        yield from wrapped_behind("step", case, 11, width)
     for case in certificate.skipped:
-        yield from wrapped(f"skipped    {case}", width, " " * 11)
+        yield from wrapped_behind("skipped", case, 11, width)
     yield Text("")
     yield from counts(certificate)
     rows = sorted(certificate.rows, key=lambda row: (row.passed, row.equal, -row.max_abs))

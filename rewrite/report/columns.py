@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from rich.text import Text
 
 from rewrite.report.sizes import dtype_text, shape_text, size_text
@@ -57,3 +59,10 @@ def wrapped(text: str, width: int, indent: str = "") -> list[Text]:
         else:
             current = f"{current} {word}" if current.strip() else current + word
     return [*lines, Text(current)] if current.strip() else lines
+
+
+def wrapped_behind(name: str, text: str, column: int, width: int) -> Iterator[Text]:
+    """`name` in a column of its own, `text` beside it."""
+    lines = wrapped(text, max(20, width - column))
+    for position, line in enumerate(lines or [Text("")]):
+        yield Text(f"{name if position == 0 else '':<{column}}").append_text(line)

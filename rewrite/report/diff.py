@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from rich.text import Text
 
 from rewrite.report.columns import crop, node_columns, sized, wrapped
-from rewrite.report.ranges import fold_paths
+from rewrite.report.ranges import fold_paths, natural_order
 from rewrite.report.sizes import delta_text, size_text
 from rewrite.report.step import caveat_lines, peak_lines, stat_lines
 
@@ -22,7 +22,7 @@ SMALL = 0.01
 def diff_lines(diff: GraphDiff, width: int, *, full: bool = False) -> Iterator[Text]:
     """The whole diff; `full` keeps the small lines apart and shows what stayed."""
     yield Text(crop(f"--- {diff.model}", width), "bold")
-    yield Text(crop(f"+++ {diff.model}  {','.join(record.spec for record in diff.passes)}", width), "bold")
+    yield Text(crop(f"+++ {','.join(record.spec for record in diff.passes) or 'no pass'}", width), "bold")
     for hunk in diff.hunks:
         yield from _hunk_lines(hunk, width, full=full)
     if not diff.hunks:
@@ -51,20 +51,23 @@ def stat_view(diff: GraphDiff, width: int) -> Iterator[Text]:
     largest = max((abs(hunk.saved_bytes) for hunk in diff.hunks), default=0) or 1
     for name, hunk in zip(names, diff.hunks, strict=True):
         bar = ("-" if hunk.saved_bytes >= 0 else "+") * max(1, round(room * abs(hunk.saved_bytes) / largest))
+        if not hunk.saved_bytes:
+            yield Text(f"{crop(name, column):<{column}} |")
+            continue
         line = Text(f"{crop(name, column):<{column}} | {delta_text(-hunk.saved_bytes):>11} ")
-        yield line.append(bar if hunk.saved_bytes else "", "red" if hunk.saved_bytes > 0 else "green")
+        yield line.append(bar, "red" if hunk.saved_bytes > 0 else "green")
     yield from stat_lines(diff)
 
 
 def changed_paths(diff: GraphDiff) -> Iterator[str]:
     """The module path of every instance that changes."""
-    for hunk in diff.hunks:
-        yield from (path or "(root)" for path in hunk.instances)
+    paths = {path for hunk in diff.hunks for path in hunk.instances}
+    yield from (path or "(root)" for path in sorted(paths, key=natural_order))
 
 
 def _hunk_lines(hunk: Hunk, width: int, *, full: bool) -> Iterator[Text]:
     times = f" x{len(hunk.instances)}" if len(hunk.instances) > 1 else ""
-    saved = f"  {delta_text(-hunk.saved_bytes)}"
+    saved = f"  {delta_text(-hunk.saved_bytes)}" if hunk.saved_bytes else ""
     title = f"{hunk.class_name}{times} @@{saved}"
     yield Text(f"@@ {crop(fold_paths(hunk.instances), max(12, width - len(title) - 4))} {title}", "cyan")
     shown, small = sorted_out(hunk.lines, full=full)
@@ -94,7 +97,7 @@ def _line_text(line: NodeLine, width: int) -> Text:
     size = size_text(line.before_bytes or line.after_bytes) if line.before_bytes or line.after_bytes else ""
     label = line.label
     if line.mark == "~" and line.before_bytes and line.after_bytes:
-        label, size = f"{label} (was {size_text(line.before_bytes)})", size_text(line.after_bytes)
+        label, size = f"{label} ({delta_text(line.after_bytes - line.before_bytes)})", size_text(line.after_bytes)
     return node_columns(width, line.mark, line.action, label, line.shape, line.dtype, size, line.source)
 
 

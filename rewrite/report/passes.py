@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from rich.text import Text
 
 from rewrite.options import REQUIRED, annotation_text
-from rewrite.report.columns import wrapped
+from rewrite.report.columns import wrapped, wrapped_behind
 
 if TYPE_CHECKING:
     from rewrite.options import Option
@@ -42,13 +42,6 @@ def pass_lines(description: Description, width: int) -> Iterator[Text]:
     for option in description.options:
         told = f"{annotation_text(option.annotation)}; {default_text(option)}. {option.doc}".strip()
         yield from wrapped_behind(f"  {option.name}", told, column, width)
-
-
-def wrapped_behind(name: str, text: str, column: int, width: int) -> Iterator[Text]:
-    """`name` in a column of its own, `text` beside it."""
-    lines = wrapped(text, max(20, width - column))
-    for position, line in enumerate(lines or [Text("")]):
-        yield Text(f"{name if position == 0 else '':<{column}}").append_text(line)
 
 
 def _numerics_text(description: Description) -> str:

@@ -14,6 +14,11 @@ def fold_paths(paths: Iterable[str]) -> str:
     return ", ".join(f"{head}{ranges_text(numbers)}{tail}" or "(root)" for (head, tail), numbers in groups.items())
 
 
+def natural_order(path: str) -> list[tuple[bool, int, str]]:
+    """A sort key under which `layers.2` comes before `layers.10`."""
+    return [(part.isdigit(), int(part) if part.isdigit() else 0, part) for part in path.split(".")]
+
+
 def split_at_last_number(path: str) -> tuple[str, int | None, str]:
     """`a.3.b` as `("a.", 3, ".b")`; a path without a number as `(path, None, "")`."""
     parts = path.split(".")

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from rich.text import Text
 
 from rewrite.report.columns import crop, wrapped
+from rewrite.report.ranges import fold_paths
 from rewrite.report.sizes import delta_text, dtype_text, flops_text, percent_text, shape_text, size_text
 
 if TYPE_CHECKING:
@@ -40,26 +41,32 @@ def peak_lines(title: str, estimate: Estimate, width: int) -> Iterator[Text]:
     peak = estimate.peak
     place = " at ".join(part for part in (peak.module_path or peak.region, peak.node) if part)
     yield Text(crop(f"{title}: {size_text(peak.bytes)} in {peak.phase}{f', {place}' if place else ''}", width), "bold")
-    for count, held in alike(peak.largest)[:LARGEST]:
-        yield Text(_held_text(count, held, width))
+    for group in _alike(peak.largest)[:LARGEST]:
+        yield Text(_held_text(group, width))
 
 
-def alike(largest: tuple[Held, ...]) -> list[tuple[int, Held]]:
+def _alike(largest: tuple[Held, ...]) -> list[list[Held]]:
     """Storages of one size, type and category together, the largest sum first."""
     groups: dict[tuple[object, ...], list[Held]] = {}
     for held in largest:
         groups.setdefault((held.bytes, held.shape, held.dtype, held.category), []).append(held)
-    found = [(len(group), group[0]) for group in groups.values()]
-    return sorted(found, key=lambda item: -item[0] * item[1].bytes)
+    return sorted(groups.values(), key=lambda group: -sum(held.bytes for held in group))
 
 
-def _held_text(count: int, held: Held, width: int) -> str:
-    size = f"{size_text(held.bytes)}{f' x{count}' if count > 1 else ''}"
+def _held_text(group: list[Held], width: int) -> str:
+    held = group[0]
+    size = f"{size_text(held.bytes)}{f' x{len(group)}' if len(group) > 1 else ''}"
     shape = f"{shape_text(held.shape)} {dtype_text(held.dtype)}"
-    place = held.module_path if not held.node or held.module_path.endswith(held.node) else ""
-    place = place or " ".join(part for part in (held.module_path, held.node) if part)
+    place = fold_paths(dict.fromkeys(_place(held) for held in group))
     line = f"  {size:>13}  {held.category:<9}  {shape:<20}  "
     return (line + crop(place, max(8, width - len(line)))).rstrip()
+
+
+def _place(held: Held) -> str:
+    """Module path and node; the path alone where it names the node."""
+    if held.module_path.replace(".", "_").endswith(held.node):
+        return held.module_path
+    return f"{held.module_path} {held.node}".strip()
 
 
 def category_lines(estimate: Estimate) -> Iterator[Text]:
