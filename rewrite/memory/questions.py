@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from rewrite.capture.answers import Answers
+from rewrite.capture.outside import outside_modes
 from rewrite.memory.kernels import FAKE_KERNELS, ctc_loss
 from rewrite.memory.place import ModulePaths
 
@@ -45,8 +46,7 @@ class Questions:
         if func is aten.index.Tensor:
             return self._index(func, args, kwargs)
         if func is aten._ctc_loss.Tensor:
-            lengths = self._answers.shadow(args[3])
-            return ctc_loss(*args[:4], longest_target=args[1].shape[-1] if lengths is None else int(lengths.max()))
+            return ctc_loss(*args[:4], longest_target=self._longest(args[3], at_most=args[1].shape[-1]))
         known = self._answers.answer(func, args, kwargs)
         if known is not NotImplemented:
             return self._as_fakes(known)
@@ -69,6 +69,15 @@ class Questions:
         out = func(args[0], positions, **kwargs)
         self._answers.follow(func, args, kwargs, out)
         return out
+
+    def _longest(self, lengths: torch.Tensor, *, at_most: int) -> int:
+        assert self._answers is not None
+        known = self._answers.shadow(lengths)
+        if known is None:
+            self._assume(f"lengths that are not known without running were taken as {at_most}")
+            return at_most
+        with outside_modes():
+            return int(known.max())
 
     def _as_fakes(self, known: Any) -> Any:
         assert self._answers is not None

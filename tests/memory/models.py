@@ -265,14 +265,15 @@ class Recomputed:
 
 
 def recompute_blocks(model: nn.Module) -> int:
-    """Give every element of a ModuleList of blocks a recomputed forward; how many."""
+    """Give every element of a list of like blocks a recomputed forward; how many."""
     count = 0
     for module in model.modules():
         if not isinstance(module, nn.ModuleList) or len({type(element) for element in module}) != 1:
             continue
+        if any(isinstance(element, nn.Conv1d) or hasattr(element, "conv") for element in module):
+            continue
         for block in module:
-            if any(isinstance(below, nn.ModuleList) for below in block.children()) or not list(block.children()):
-                continue
-            block.forward = Recomputed(block)  # type: ignore[method-assign]
-            count += 1
+            if list(block.children()):
+                block.forward = Recomputed(block)  # type: ignore[method-assign]
+                count += 1
     return count
