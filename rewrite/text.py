@@ -86,9 +86,10 @@ def target_text(target: Any) -> str:
     """What a node calls: a function or class by its public name, a callable object as it prints itself."""
     if isinstance(target, str):
         return target
+    short = str(getattr(target, "__name__", ""))
     for public in (torch, torch.nn.functional):
-        if getattr(public, str(getattr(target, "__name__", "")), None) is target:
-            return f"{public.__name__}.{target.__name__}"
+        if short and getattr(public, short, None) is target:
+            return f"{public.__name__}.{short}"
     owner = getattr(target, "__self__", None)
     if isinstance(owner, type):
         return f"{owner.__module__}.{owner.__qualname__}.{target.__name__}"
