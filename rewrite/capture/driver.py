@@ -139,6 +139,8 @@ def _real_forward_error(
     root: nn.Module, forward: Callable[[nn.Module], Callable[..., Any]], args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Exception | None:
     buffers = [(buffer, buffer.detach().clone()) for buffer in root.buffers()]
+    parts = calls.split((args, kwargs))
+    args, kwargs = calls.rebuild(parts.skeleton, parts.leaves)  # a cache of its own: the forward may write to it
     with torch.random.fork_rng(), torch.no_grad():
         try:
             forward(root)(*args, **kwargs)

@@ -14,22 +14,26 @@ if TYPE_CHECKING:
 RANDOM_NAMES = ("rand", "dropout", "bernoulli", "multinomial", "normal", "uniform", "poisson")
 
 
-def ask_inputs(recorder: Recorder, func: Callable[..., Any], args: tuple[Any, ...], answer: Any) -> fx.Graph | None:
-    """A graph from the region's inputs to the tensor whose truth was asked; None when there is none.
+YES_OR_NO = frozenset({"__bool__", "is_nonzero", "item", "__contains__", "equal", "allclose"})
 
-    Only yes-or-no questions whose answer follows from the inputs alone may be asked again: the graph is then kept
-    for calls with the same answer.
+
+def ask_inputs(
+    recorder: Recorder, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], answer: Any
+) -> fx.Graph | None:
+    """A graph from the region's inputs to the question the model asked; None when it cannot be asked again.
+
+    Only yes-or-no questions whose answer follows from the inputs alone may be: the region's graph then serves calls
+    with the same answer.
     """
-    if answer is NotImplemented or func.__name__ not in ("__bool__", "is_nonzero", "item") or not isinstance(answer, bool):
+    if func.__name__ not in YES_OR_NO or not isinstance(answer, bool):
         return None
-    tensor = args[0]
-    node = recorder.nodes.get(id(tensor)) if isinstance(tensor, torch.Tensor) else None
-    if node is None:
+    if any(isinstance(value, torch.Tensor) and id(value) not in recorder.nodes for value in (*args, *kwargs.values())):
         return None
+    node = recorder.create(func, func.__name__, recorder.argument(tuple(args)), recorder.argument(dict(kwargs)))
     needed = _ancestors(node)
-    if any(not _pure(inner) for inner in needed):
-        return None
-    return _extract(recorder.graph, needed, node)
+    asked = _extract(recorder.graph, needed, node) if all(map(_pure, needed)) else None
+    recorder.graph.erase_node(node)
+    return asked
 
 
 def _ancestors(node: fx.Node) -> set[fx.Node]:

@@ -73,6 +73,7 @@ class Recorder:
             elif isinstance(leaf, (int, torch.SymInt)):
                 self.sizes.bind_number(node, leaf)
             else:
+                node.meta["object"] = True
                 self.objects[id(leaf)] = (node, self._state(leaf))
                 self.keep.append(leaf)
         self.versions = [leaf._version if isinstance(leaf, torch.Tensor) else 0 for leaf in self.parts.leaves]
@@ -269,6 +270,10 @@ class Recorder:
     def part(self, reader: Callable[..., Any], node: fx.Node, key: Any, item: Any, path: str | None) -> None:
         if has_tensor(item):
             self.finish(self.graph.call_function(reader, (node, key)), item, path)
+        elif calls.is_object(item) and not calls.is_record(item) and id(item) not in self.objects:
+            self.objects[id(item)] = (self.graph.call_function(reader, (node, key)), self._state(item))
+            self.objects[id(item)][0].meta["object"] = True
+            self.keep.append(item)
 
     def bind_unbacked(self, node: fx.Node, tensor: torch.Tensor) -> None:
         if any(isinstance(size, torch.SymInt) and not private.has_hint(size) for size in tensor.shape):

@@ -367,9 +367,12 @@ class Session:
         out = self.run_opaque(module, path, args, kwargs)
         recorder.refresh_objects()
         parts = calls.split(out, opened=False)
-        if any(calls.is_object(leaf) or isinstance(leaf, int) for leaf in parts.leaves):
+        if any(isinstance(leaf, int) for leaf in parts.leaves):
             raise self.opaque(f"it reads what {path!r}, which has no graph, returns beside tensors")
-        sizes = [tuple(recorder.argument(size) for size in leaf.shape) for leaf in parts.leaves]
+        sizes = [
+            tuple(recorder.argument(size) for size in leaf.shape) if isinstance(leaf, torch.Tensor) else None
+            for leaf in parts.leaves
+        ]
         checked = recorder.graph.call_function(runtime.Expect(parts.skeleton, path), (node, sizes))
         node.meta.update(val=out, module_path=path, source=self.opaque_paths[path].source)
         recorder.finish(checked, out, path)
@@ -389,7 +392,7 @@ class Session:
             return self.question(func, args, kwargs)
         self.silent += 1
         try:
-            out = func(*args, **kwargs)
+            out = _attention(*args, **kwargs) if func is ATTENTION else func(*args, **kwargs)
         except Exception:
             self.last_place = (self.module_path(), self.source())
             raise
@@ -405,7 +408,7 @@ class Session:
         """The model asks for the data of a tensor."""
         answer = self.answers.answer(func, args, kwargs)
         if self.recorder is not None:
-            asked = ask_inputs(self.recorder, func, args, answer)
+            asked = ask_inputs(self.recorder, func, args, kwargs, answer)
             if asked is None:
                 raise self.opaque(f"its forward depends on the data of a tensor (`{func.__name__}`)")
             self.recorder.questions.append((asked, bool(answer)))
@@ -456,6 +459,16 @@ def leaf_names(forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[
 
 def _size_key(size: Any) -> Hashable:
     return private.expression(size) if isinstance(size, torch.SymInt) else size
+
+
+ATTENTION = torch.nn.functional.scaled_dot_product_attention
+
+
+def _attention(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+    """What attention returns, by description alone: its decomposition on symbolic sizes takes seconds."""
+    needs_grad = torch.is_grad_enabled() and (query.requires_grad or key.requires_grad or value.requires_grad)
+    out = query.new_empty((*query.shape[:-1], value.shape[-1]))
+    return out.requires_grad_().clone() if needs_grad else out
 
 
 def _fresh(leaf: Any) -> Any:

@@ -108,7 +108,7 @@ def add_audio(
         inputs["input_features"] = torch.randn(batch, int(config.num_mel_bins), frames, generator=random)
         return frames
     if "input_features" in accepted:
-        width = getattr(config, "feature_projection_input_dim", None) or getattr(config, "input_feat_per_channel", 80)
+        width = int(getattr(config, "feature_projection_input_dim", 0) or getattr(config, "input_feat_per_channel", 80))
         length = seq or DEFAULT_TOKENS
         inputs["input_features"] = torch.randn(batch, length, width, generator=random)
         return length

@@ -50,9 +50,15 @@ def check_override(subject: str, key: str, value: Any, known: Mapping[str, Any])
         return
     raise InputError(
         f"--set {key}={value}",
-        f"{subject} has a {type(default).__name__} there ({default!r}), not a {type(value).__name__}",
-        f"give a {type(default).__name__}",
+        f"{subject} has {kind_text(default)} there ({default!r}), not {kind_text(value)}",
+        f"give {kind_text(default)}",
     )
+
+
+def kind_text(value: Any) -> str:
+    """The type of `value` with its article: `an int`."""
+    name = type(value).__name__
+    return f"{'an' if name[0] in 'aeiou' else 'a'} {name}"
 
 
 def fits(value: Any, default: Any) -> bool:

@@ -37,7 +37,8 @@ def hush(narration: Narration) -> None:
     if narration.verbose:
         return
     warnings.simplefilter("ignore")
-    logging.getLogger("torch").setLevel(logging.CRITICAL)
+    for name in ("torch", "huggingface_hub"):
+        logging.getLogger(name).setLevel(logging.CRITICAL)
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "critical")  # read when transformers is imported
     if "transformers" in sys.modules:
         sys.modules["transformers"].logging.set_verbosity(logging.CRITICAL)

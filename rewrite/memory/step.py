@@ -16,7 +16,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from rewrite.capture.answers import SHADOW_ELEMENTS, Answers
 from rewrite.errors import InputError
 from rewrite.memory.autograd import lone_holders
-from rewrite.memory.devices import kernels_of
+from rewrite.memory.devices import device_assumptions, kernels_of
 from rewrite.memory.fakes import Clones, FakeTensors, same_random_state, swapped
 from rewrite.memory.loss import pick_loss
 from rewrite.memory.optimizer import StepOptimizer, build_optimizer
@@ -73,7 +73,8 @@ def run_step(
             around.enter_context(modules.watching())
             tally.restart()
             saved, loss, events = _run(tracker, module, args, kwargs, stepper, train)
-    return Run(events, saved, tally, dict(modules.calls), loss, tuple(questions.assumptions))
+    assumptions = (*device_assumptions(module, device), *questions.assumptions)
+    return Run(events, saved, tally, dict(modules.calls), loss, assumptions)
 
 
 def _run(

@@ -17,6 +17,7 @@ from rewrite.memory.autograd import (
     routes_twice,
     running_sequence_number,
 )
+from rewrite.memory.devices import cuda_scratch_bytes
 from rewrite.memory.place import Place, Places
 from rewrite.memory.questions import Questions
 from rewrite.memory.scratch import scratch_bytes
@@ -134,7 +135,7 @@ class Tracker(TorchDispatchMode):
 
     def _scratch(self, func: Callable[..., Any], args: tuple[Any, ...], out: Any) -> None:
         """Count what the kernel held while it ran, beside the results that are seen next."""
-        size = scratch_bytes(func, args, out) if self._cpu_kernels else 0
+        size = scratch_bytes(func, args, out) if self._cpu_kernels else cuda_scratch_bytes(func, args)
         if not size:
             return
         results = [tensor for tensor in (out if isinstance(out, (tuple, list)) else [out]) if tensor is not None]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Iterator
 
 from rich.text import Text
@@ -50,15 +51,17 @@ def sized(count: int) -> str:
 
 
 def wrapped(text: str, width: int, indent: str = "") -> list[Text]:
-    """A sentence over as many lines as it needs, each but the first behind `indent`."""
-    lines, current = [], ""
-    for word in text.split():
-        if current.strip() and len(current) + 1 + len(word) > width:
-            lines.append(Text(current))
-            current = indent + word
-        else:
-            current = f"{current} {word}" if current.strip() else current + word
-    return [*lines, Text(current)] if current.strip() else lines
+    """A sentence over as many lines as it needs, each but the first behind `indent`; its own indent is kept."""
+    first = text[: len(text) - len(text.lstrip())]
+    told = textwrap.wrap(
+        text,
+        max(width, 20),
+        initial_indent=first,
+        subsequent_indent=indent,
+        break_on_hyphens=False,
+        break_long_words=False,
+    )
+    return [Text(line) for line in told]
 
 
 def wrapped_behind(name: str, text: str, column: int, width: int) -> Iterator[Text]:

@@ -64,7 +64,7 @@ def _held_text(group: list[Held], width: int) -> str:
 
 def _place(held: Held) -> str:
     """Module path and node; the path alone where it names the node."""
-    if held.module_path.replace(".", "_").endswith(held.node):
+    if held.module_path.replace(".", "_").endswith(held.node.strip("_")):
         return held.module_path
     return f"{held.module_path} {held.node}".strip()
 
