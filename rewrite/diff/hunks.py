@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from torch import fx
 
-from rewrite.diff.kept import Kept, KeptByInstance, kept_by_instance
+from rewrite.diff.kept import Kept, KeptByInstance, kept_by_instance, serving
 from rewrite.diff.lines import NOTHING, node_line, outside_line, tags_of
 from rewrite.diff.model import Hunk, NodeLine
 from rewrite.memory.timeline import Estimate
@@ -18,41 +18,60 @@ from rewrite.text import argument_text, target_text
 def hunks_between(before: Program, after: Program, was: Estimate, now: Estimate) -> tuple[Hunk, ...]:
     """The hunks of every region, unchanged ones too, in the order of the program."""
     kept_before, kept_after = kept_by_instance(before, was), kept_by_instance(after, now)
+    origins = serving(before)
     found = []
-    for region in after.regions:
-        origins = {path: before.region(path) for path in region.instances}
-        for instances in alike(region, origins, kept_before, kept_after):
+    for region, paths in _served(after):
+        for instances in _alike(paths, origins, kept_before, kept_after):
             first = instances[0]
             lines = tuple(changed_lines(origins[first], region, kept_before.get(first, {}), kept_after.get(first, {})))
             found.append(_folded(region, instances, lines, kept_before, kept_after))
-    return tuple(found)
+    return _merged(found)
 
 
 def hunks_of(program: Program, estimate: Estimate) -> tuple[Hunk, ...]:
     """Every region of one program with what each node keeps."""
     kept = kept_by_instance(program, estimate)
     found = []
-    for region in program.regions:
-        for instances in alike(region, dict.fromkeys(region.instances, region), kept, kept):
+    for region, paths in _served(program):
+        for instances in _alike(paths, serving(program), kept, kept):
             lines = tuple(_region_lines(region, kept.get(instances[0], {})))
             found.append(_folded(region, instances, lines, kept, kept))
-    return tuple(found)
+    return _merged(found)
 
 
-def alike(
-    region: Region, origins: Mapping[str, Region], before: KeptByInstance, after: KeptByInstance
-) -> Iterator[tuple[str, ...]]:
-    """The instances of `region`, grouped by what they were and what they keep."""
-    groups: dict[object, list[str]] = {}
-    for path in region.instances:
-        key = (
-            origins[path].path,
-            tuple((before.get(path, {})).items()),
-            tuple((after.get(path, {})).items()),
+def _served(program: Program) -> Iterator[tuple[Region, tuple[str, ...]]]:
+    """Each region with the instances that run it."""
+    regions = serving(program)
+    for region in program.regions:
+        yield region, tuple(path for path in region.instances if regions[path] is region)
+
+
+def _merged(hunks: list[Hunk]) -> tuple[Hunk, ...]:
+    """Hunks of one class with the same lines as one: variants of a block differ in what no line shows."""
+    groups: dict[tuple[str, tuple[NodeLine, ...]], list[Hunk]] = {}
+    for hunk in hunks:
+        groups.setdefault((hunk.class_name, hunk.lines), []).append(hunk)
+    return tuple(
+        replace(
+            group[0],
+            instances=tuple(path for hunk in group for path in hunk.instances),
+            before_bytes=sum(hunk.before_bytes for hunk in group),
+            after_bytes=sum(hunk.after_bytes for hunk in group),
         )
+        for group in groups.values()
+    )
+
+
+def _alike(
+    paths: tuple[str, ...], origins: Mapping[str, Region], before: KeptByInstance, after: KeptByInstance
+) -> Iterator[tuple[str, ...]]:
+    """Instances of one region, grouped by what they were and what they keep."""
+    groups: dict[object, list[str]] = {}
+    for path in paths:
+        key = (origins[path].path, tuple(before.get(path, {}).items()), tuple(after.get(path, {}).items()))
         groups.setdefault(key, []).append(path)
-    for paths in groups.values():
-        yield tuple(paths)
+    for alike in groups.values():
+        yield tuple(alike)
 
 
 def _folded(
@@ -88,6 +107,8 @@ def changed_lines(
     new = {node.name: node for node in region.graph.nodes}
     waiting = iter(old.values())
     for node in new.values():
+        if node.op == "output":
+            continue
         if node.name in old:
             for earlier in waiting:
                 if earlier.name == node.name:

@@ -20,7 +20,7 @@ def node_line(region: Region, node: fx.Node, kept: Kept, mark: str = " ", action
     shape, dtype = (kept.shape, kept.dtype) if kept.bytes else value_type(node.meta.get("val"))
     return NodeLine(
         mark=mark,
-        action=action,
+        action=action if kept.bytes or mark != " " else "",
         name=node.name,
         label=node_label(region, node),
         shape=shape,
