@@ -1,0 +1,238 @@
+"""Reports of tracing that dropped what a model does."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+
+import rewrite
+from passes import Checkpoint
+from tests.zoo import ZOO
+from tests.zoo.compare import assert_equal, run
+from tests.zoo.plain import GatedBlock
+
+PLANS = {"untouched": [], "checkpoint": [Checkpoint()]}
+plans = pytest.mark.parametrize("plan", PLANS)
+LANGUAGE_MODELS = ["gpt2", "llama", "bert", "t5", "bart", "roberta", "qwen3", "mistral"]
+
+
+class Head(nn.Module):
+    """Blocks and the mean square of what they make, over a given function of the input."""
+
+    def __init__(self, first: nn.Module | None = None) -> None:
+        super().__init__()
+        self.first = first or nn.Identity()
+        self.blocks = nn.ModuleList(GatedBlock(16) for _ in range(2))
+
+    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
+        hidden = self.first(hidden)
+        for block in self.blocks:
+            hidden = block(hidden)
+        return hidden.pow(2).mean()
+
+
+@plans
+def test_eval_is_deterministic_and_train_is_not(plan: str) -> None:
+    """pytorch/pytorch#68190, #151726: the training flag is baked in, dropout stays on after `eval()`."""
+    model, hidden = Head(), torch.randn(3, 5, 16)
+    small = rewrite.optimize(model, passes=PLANS[plan], example_inputs=hidden)
+    small.eval()
+    model.eval()
+    assert small(hidden) == small(hidden) == model(hidden)
+    small.train()
+    assert small(hidden) != small(hidden)
+    model.train()
+    assert_equal(run(model, {"hidden": hidden}), run(small, {"hidden": hidden}))
+
+
+@plans
+def test_one_part_in_eval_mode_stays_so(plan: str) -> None:
+    """pytorch/pytorch#151726: a flag set on a submodule, after the rewrite, is honoured."""
+    model, hidden = Head(), torch.randn(3, 5, 16)
+    small = rewrite.optimize(model, passes=PLANS[plan], example_inputs=hidden)
+    for module in (model, small):
+        module.blocks[1].dropout.eval()
+    torch.manual_seed(1)
+    expected = model(hidden)
+    torch.manual_seed(1)
+    assert expected == small(hidden)
+
+
+class Centred(nn.Module):
+    """Subtracts a mean that no gradient flows through."""
+
+    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
+        with torch.no_grad():
+            mean = hidden.mean()
+        return hidden - mean
+
+
+class CentredBlock(nn.Module):
+    """A residual-free block around `Centred`, so that a lost `no_grad` changes the gradient."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(()))
+        self.centred = Centred()
+
+    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
+        return self.centred(hidden) * self.scale
+
+
+@plans
+def test_no_grad_is_kept(plan: str) -> None:
+    """pytorch/pytorch#62043: the `no_grad` region is dropped; the gradient of the sum is then 0, not 1."""
+    model = nn.Sequential(CentredBlock(), CentredBlock())
+    hidden = torch.randn(4, 4, requires_grad=True)
+    small = rewrite.optimize(model, passes=PLANS[plan], example_inputs=hidden)
+    small(hidden).sum().backward()
+    assert torch.equal(hidden.grad, torch.ones(4, 4))
+
+
+class Tied(nn.Module):
+    """A language model whose head is its embedding."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(20, 16)
+        self.blocks = nn.ModuleList(GatedBlock(16) for _ in range(2))
+        self.head = nn.Linear(16, 20, bias=False)
+        self.head.weight = self.embedding.weight
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        hidden = self.embedding(tokens)
+        for block in self.blocks:
+            hidden = block(hidden)
+        return functional.cross_entropy(self.head(hidden).flatten(0, 1), tokens.flatten())
+
+
+@plans
+def test_tied_parameters_stay_one(plan: str) -> None:
+    """pytorch/pytorch#99407, #142176: state_dict keys or ties lost."""
+    model, inputs = Tied(), {"tokens": torch.randint(0, 20, (2, 6))}
+    small = rewrite.optimize(model, passes=PLANS[plan], example_inputs=inputs)
+    assert list(small.state_dict()) == list(model.state_dict())
+    assert small.head.weight is small.embedding.weight is model.embedding.weight
+    assert_equal(run(model, inputs), run(small, inputs))
+    grad = run(small, inputs).grads["embedding.weight"]
+    assert grad is not None
+    assert grad.abs().sum() > 0
+
+
+@pytest.mark.parametrize("name", LANGUAGE_MODELS)
+def test_language_models_are_captured(name: str) -> None:
+    """huggingface/transformers#36022, #30244: Llama and friends are untraceable."""
+    entry = ZOO[name]
+    program = rewrite.capture(entry.build(), entry.inputs(*entry.shapes[0], entry.masks[0]))
+    assert program.regions[0].path == ""
+    assert any(len(region.instances) > 1 for region in program.regions)
+    assert all(opaque.reason and opaque.path is not None for opaque in program.opaque)
+
+
+@plans
+@pytest.mark.parametrize("name", ["bert", "llama", "torch-transformer"])
+def test_an_optional_mask_may_come_and_go(plan: str, name: str) -> None:
+    """An optional argument is traced as None, its branch baked, and a mask given later is ignored."""
+    entry = ZOO[name]
+    model = entry.build()
+    small = rewrite.optimize(model, passes=PLANS[plan], example_inputs=entry.inputs(*entry.shapes[0], "absent"))
+    losses = []
+    for mask in ("absent", "padded", "unpadded", "absent"):
+        inputs = entry.inputs(*entry.shapes[0], mask)
+        found = run(small, inputs)
+        assert_equal(run(model, inputs), found)
+        losses.append(float(found.loss))
+    assert losses[0] == losses[3] != losses[1]
+
+
+class Rounded(torch.autograd.Function):
+    """Rounds forward, passes the gradient straight through."""
+
+    @staticmethod
+    def forward(context: Any, hidden: torch.Tensor) -> torch.Tensor:
+        return hidden.round()
+
+    @staticmethod
+    def backward(context: Any, grad: torch.Tensor) -> torch.Tensor:
+        return grad
+
+
+class StraightThrough(nn.Module):
+    """A linear layer whose output is rounded with a straight-through gradient."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(16, 16)
+
+    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
+        return hidden + Rounded.apply(4 * self.linear(hidden))
+
+
+@plans
+def test_a_straight_through_function_keeps_its_gradient(plan: str) -> None:
+    """A custom `autograd.Function` has its backward dropped: export gives a gradient of zero."""
+    model = nn.Sequential(StraightThrough(), StraightThrough(), Head())
+    hidden = torch.randn(3, 16)
+    small = rewrite.optimize(model, passes=PLANS[plan], example_inputs=hidden)
+    found = run(small, {"input": hidden})
+    assert_equal(run(model, {"input": hidden}), found)
+    grad = found.grads["0.linear.weight"]
+    assert grad is not None
+    assert grad.abs().sum() > 0
+
+
+class Hooked(nn.Module):
+    """A block whose output a forward hook doubles."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(16, 16)
+        self.linear.register_forward_hook(lambda _, __, output: 2 * output)
+
+    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
+        return hidden + self.linear(hidden)
+
+
+class Cast(nn.Module):
+    """A block that computes its product under autocast."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(16, 16)
+
+    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            product = self.linear(hidden)
+        return hidden + product.float()
+
+
+class Writing(nn.Module):
+    """A block that counts its calls and keeps a running mean in buffers, and works in place."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(16, 16)
+        self.register_buffer("calls", torch.zeros((), dtype=torch.long))
+        self.register_buffer("mean", torch.zeros(16))
+
+    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
+        self.calls += 1
+        self.mean.mul_(0.9).add_(hidden.detach().flatten(0, -2).mean(0), alpha=0.1)
+        inner = self.linear(hidden - self.mean)
+        inner.relu_()
+        return hidden + inner
+
+
+@plans
+@pytest.mark.parametrize("block", [Hooked, Cast, Writing], ids=lambda block: block.__name__)
+def test_what_a_block_does_besides_its_products_is_kept(plan: str, block: type[nn.Module]) -> None:
+    """pytorch/pytorch#62043 and kin: hooks, autocast, buffer writes and in-place ops are dropped by tracers."""
+    model = nn.Sequential(block(), block(), Head())
+    hidden = torch.randn(3, 16)
+    small = rewrite.optimize(model, passes=PLANS[plan], example_inputs=hidden)
+    for train in (True, False):
+        assert_equal(run(model, {"input": hidden}, 2, train), run(small, {"input": hidden}, 2, train))

@@ -1,0 +1,87 @@
+"""Reports of recomputation under data parallelism, replayed with real processes over gloo."""
+
+from __future__ import annotations
+
+import os
+import socket
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as processes
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+import rewrite
+from passes import Checkpoint
+from tests.zoo.plain import GatedBlock
+
+STEPS = 3
+WORLD = 2
+
+
+class Twice(nn.Module):
+    """One block applied twice, and two blocks of its kind."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.shared = GatedBlock(16)
+        self.blocks = nn.ModuleList(GatedBlock(16) for _ in range(2))
+
+    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
+        hidden = self.shared(self.shared(hidden))
+        for block in self.blocks:
+            hidden = block(hidden)
+        return hidden.pow(2).mean()
+
+
+def build() -> nn.Module:
+    torch.manual_seed(0)
+    return Twice().train()
+
+
+def train(model: nn.Module, rank: int) -> list[torch.Tensor]:
+    """`STEPS` steps of SGD on this rank's batches; the trained parameters."""
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for step in range(STEPS):
+        torch.manual_seed(100 * step + rank)
+        hidden = torch.randn(4, 16)
+        optimizer.zero_grad()
+        model(hidden).backward()
+        optimizer.step()
+    return [parameter.detach().clone() for parameter in model.parameters()]
+
+
+def worker(rank: int, port: int, policy: str, folder: str) -> None:
+    """One process of the group: trains the plain and the rewritten model and stores whether they are equal."""
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), OMP_NUM_THREADS="1")
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", rank=rank, world_size=WORLD)
+    try:
+        expected = train(DistributedDataParallel(build()), rank)
+        small = rewrite.optimize(build(), passes=[Checkpoint(policy=policy)], example_inputs=torch.randn(4, 16))
+        found = train(DistributedDataParallel(small), rank)
+        start = list(build().parameters())
+        torch.save(
+            {
+                "equal": all(torch.equal(a, b) for a, b in zip(expected, found, strict=True)),
+                "moved": not torch.equal(start[0], found[0]),
+                "found": found,
+            },
+            Path(folder) / f"{rank}.pt",
+        )
+    finally:
+        dist.destroy_process_group()
+
+
+@pytest.mark.parametrize("policy", ["blocks", "sqrt"])
+def test_a_block_applied_twice_trains_under_data_parallelism(policy: str, tmp_path: Path) -> None:
+    """huggingface/transformers#23018: "marked ready twice" when a recomputed block is used more than once."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    processes.spawn(worker, (port, policy, str(tmp_path)), nprocs=WORLD)
+    results = [torch.load(tmp_path / f"{rank}.pt") for rank in range(WORLD)]
+    assert all(result["equal"] and result["moved"] for result in results)
+    assert all(torch.equal(a, b) for a, b in zip(results[0]["found"], results[1]["found"], strict=True))
