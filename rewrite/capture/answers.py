@@ -90,11 +90,16 @@ class Answers:
         """Say that the fake `tensor` has the value `real`."""
         key = id(tensor)
         self._inputs.pop(key, None)
-        self._shadows[key] = (weakref.ref(tensor, lambda _, key=key: self._shadows.pop(key, None)), real)
+        shadows = self._shadows
+
+        def forget(_: object) -> None:
+            shadows.pop(key, None)
+
+        shadows[key] = (weakref.ref(tensor, forget), real)
 
     def follow(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any], out: Any) -> None:
         """Run `func` on the shadows too, after it gave `out` on the fakes."""
-        name = _name(func)
+        name = operator_name(func)
         if name in _READS_NO_DATA:
             return
         writes = _writes(func, name, kwargs)
@@ -118,7 +123,7 @@ class Answers:
         For a function of `SIZE_QUESTIONS` the result is a real tensor, or a tuple of them: the caller makes the
         fakes and gives them their shadows with `set_shadow`.
         """
-        name = _name(func)
+        name = operator_name(func)
         if name not in SCALAR_QUESTIONS and name not in SIZE_QUESTIONS:
             return NotImplemented
         real = self._real_arguments(args, kwargs, value_free=False)
@@ -197,11 +202,12 @@ class Answers:
         if shadow is None:
             return
         storage = shadow.untyped_storage()._cdata
-        for table in (self._shadows, self._inputs):
-            for key, entry in list(table.items()):
-                value = entry[1] if isinstance(entry, tuple) else entry
-                if value.untyped_storage()._cdata == storage:
-                    del table[key]
+        for key, (_, made) in list(self._shadows.items()):
+            if made.untyped_storage()._cdata == storage:
+                del self._shadows[key]
+        for key, given in list(self._inputs.items()):
+            if given.untyped_storage()._cdata == storage:
+                del self._inputs[key]
 
 
 class _NoShadowError(Exception):
@@ -220,10 +226,11 @@ def tensors_in(value: Any) -> Iterator[torch.Tensor]:
             yield from tensors_in(item)
 
 
-def _name(func: Callable[..., Any]) -> str:
+def operator_name(func: Callable[..., Any]) -> str:
+    """The bare name of a torch function or an operator, whatever its overload."""
     if isinstance(func, torch._ops.OpOverload):
-        return func.overloadpacket.__name__
-    return getattr(func, "__name__", "")
+        return str(func.overloadpacket.__name__)
+    return str(getattr(func, "__name__", ""))
 
 
 def _writes(func: Callable[..., Any], name: str, kwargs: Mapping[str, Any]) -> bool:

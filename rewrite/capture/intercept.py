@@ -119,15 +119,18 @@ def _function_apply(session: Session) -> Any:
     original = vars(torch.autograd.Function)["apply"].__func__
 
     def apply(cls: type[torch.autograd.Function], *args: Any, **kwargs: Any) -> Any:
+        from rewrite.capture.session import tensor_versions
+
         if session.silent:
             return original(cls, *args, **kwargs)
+        versions = tensor_versions(args, kwargs)
         session.silent += 1
         try:
             out = original(cls, *args, **kwargs)
         finally:
             session.silent -= 1
         if session.recorder is not None:
-            session.recorder.record(runtime.ApplyFunction(cls), args, kwargs, out)
+            session.recorder.record(runtime.ApplyFunction(cls), args, kwargs, out, versions)
         return out
 
     return classmethod(apply)

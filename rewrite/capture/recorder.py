@@ -15,7 +15,7 @@ from torch.nn.modules.batchnorm import _NormBase
 from rewrite import calls, runtime
 from rewrite.capture import private
 from rewrite.capture.questions import writes_in_place
-from rewrite.capture.structure import path_below
+from rewrite.capture.structure import join_path, path_below
 from rewrite.capture.symbols import Sizes
 from rewrite.tags import RECOMPUTE
 
@@ -201,10 +201,16 @@ class Recorder:
 
     def note_buffers(self, module: nn.Module, path: str) -> None:
         """Remember the statistics a called layer writes: its kernels change them without telling autograd."""
-        keeps_statistics = isinstance(module, NORMS) and module.training and module.track_running_stats
-        if keeps_statistics:
-            below = path_below(path, self.path)
-            self.written |= {f"{below}.{name}" for name, buffer in module._buffers.items() if buffer is not None}
+        for name, inner in module.named_modules():
+            if isinstance(inner, NORMS) and inner.training and inner.track_running_stats:
+                below = join_path(path_below(path, self.path) or "", name)
+                self.written |= {f"{below}.{key}" for key, buffer in inner._buffers.items() if buffer is not None}
+
+    def note_writes(self, node: fx.Node, versions: list[tuple[torch.Tensor, int]]) -> None:
+        """Say which values a call has changed in place: `meta["writes"]` holds the names of their nodes."""
+        written = [tensor for tensor, version in versions if tensor._version != version]
+        if written:
+            node.meta["writes"] = tuple(self.nodes[id(tensor)].name for tensor in written if id(tensor) in self.nodes)
 
     def note_written(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """The same for `batch_norm` and `instance_norm` called as functions."""
@@ -218,13 +224,22 @@ class Recorder:
 
     # Recording.
 
-    def record(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
+    def record(
+        self,
+        func: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        out: Any,
+        versions: list[tuple[torch.Tensor, int]],
+    ) -> None:
         """Append the call `func(*args, **kwargs) -> out`."""
         name = getattr(func, "__name__", "")
         if not has_tensor(out) and not changes_something(name):
             return
         arguments, keywords = self.argument(tuple(args)), self.argument(dict(kwargs))
-        self.finish(self.create(func, name, arguments, keywords), out)
+        node = self.create(func, name, arguments, keywords)
+        self.note_writes(node, versions)
+        self.finish(node, out)
 
     def create(self, func: Callable[..., Any], name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> fx.Node:
         if name in ("__get__", "__set__"):

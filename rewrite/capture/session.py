@@ -86,6 +86,7 @@ class Session:
         self.tensor_names: dict[int, list[str]] = {}
         self.captured: list[Captured | None] = []
         self.started: list[str] = []
+        self.written_below: tuple[str, ...] = ()
         self.by_group: dict[Hashable, list[Captured]] = {}
         self.stack: list[str] = []
         self.recorder: Recorder | None = None
@@ -168,15 +169,10 @@ class Session:
     def _fake_tensors(self) -> Iterator[None]:
         """Put fakes in place of every parameter and buffer, and the real ones back at the end."""
         fakes: dict[int, torch.Tensor] = {}
-        saved: list[tuple[nn.Module, dict[str, Any], dict[str, Any], dict[str, Any]]] = []
+        saved: dict[int, tuple[nn.Module, dict[str, Any], dict[str, Any], dict[str, Any]]] = {}
         for path, module in self.root.named_modules(remove_duplicate=False):
-            known = any(module is entry[0] for entry in saved[-1:]) or id(module) in {id(e[0]) for e in saved}
-            parameters, buffers = dict(module._parameters), dict(module._buffers)
-            if not known:
-                saved.append((module, parameters, buffers, dict(vars(module))))
-            else:
-                entry = next(e for e in saved if e[0] is module)
-                parameters, buffers = entry[1], entry[2]
+            content = (module, dict(module._parameters), dict(module._buffers), dict(vars(module)))
+            _, parameters, buffers, _ = saved.setdefault(id(module), content)
             for table, current in ((parameters, module._parameters), (buffers, module._buffers)):
                 for name, tensor in table.items():
                     if tensor is None:
@@ -186,11 +182,13 @@ class Session:
                     current[name] = fakes[id(tensor)]  # type: ignore[assignment]
                     full = join_path(join_path(self.root_path, path), name)
                     self.tensor_names.setdefault(id(fakes[id(tensor)]), []).append(full)
-        self.fakes = fakes
+        configs = [(config, dict(vars(config))) for config in _configs(self.root)]
         try:
             yield
         finally:
-            for module, parameters, buffers, attributes in saved:
+            for config, content in configs:  # a forward may settle an open option there, as transformers' BERT does
+                _restore(vars(config), content)
+            for module, parameters, buffers, attributes in saved.values():
                 vars(module).clear()
                 vars(module).update(attributes)
                 _restore(module._parameters, parameters)
@@ -220,6 +218,7 @@ class Session:
             if earlier.shared and earlier.likeness == metadata:
                 if path not in earlier.instances:
                     earlier.instances.append(path)
+                self.written_below = earlier.written_buffers
                 return self._same_again(earlier, args, kwargs)
         slot = len(self.captured)
         self.captured.append(None)
@@ -228,6 +227,7 @@ class Session:
         self.captured[slot] = captured
         self.by_group.setdefault(group, []).append(captured)
         self.recorder = outer
+        self.written_below = captured.written_buffers
         return out
 
     def _metadata(self, module: nn.Module, path: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Hashable:
@@ -329,15 +329,20 @@ class Session:
         if is_region and self._can_nest(path):
             node = recorder.call_module(path, args, kwargs)
             node.meta["hooked"] = has_hooks(module)
+            self.written_below = ()
             out = self.enter_region(module, path, args, kwargs)
+            recorder.written |= {join_path(str(node.target), name) for name in self.written_below}
+            recorder.note_buffers(module, path)
             recorder.refresh_objects()
             recorder.finish(node, out, path)
             return out
         if self.is_leaf(module):
             node = recorder.call_module(path, args, kwargs)
             node.meta.update(hooked=has_hooks(module), fills_late=any(isinstance(m, nn.RReLU) for m in module.modules()))
+            versions = tensor_versions(args, kwargs)
             out = self.run_leaf(module, path, args, kwargs)
             recorder.note_buffers(module, path)
+            recorder.note_writes(node, versions)
             recorder.finish(node, out, path)
             return out
         self.stack.append(path)
@@ -364,7 +369,10 @@ class Session:
 
     def call_opaque(self, recorder: Recorder, module: nn.Module, path: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         node = recorder.call_module(path, args, kwargs)
+        versions = tensor_versions(args, kwargs)
         out = self.run_opaque(module, path, args, kwargs)
+        recorder.note_buffers(module, path)
+        recorder.note_writes(node, versions)
         recorder.refresh_objects()
         parts = calls.split(out, opened=False)
         if any(isinstance(leaf, int) for leaf in parts.leaves):
@@ -390,6 +398,7 @@ class Session:
             return func(*args, **kwargs)
         if name in SCALAR_QUESTIONS:
             return self.question(func, args, kwargs)
+        versions = tensor_versions(args, kwargs) if self.recorder is not None else []
         self.silent += 1
         try:
             out = _attention(*args, **kwargs) if func is ATTENTION else func(*args, **kwargs)
@@ -400,7 +409,7 @@ class Session:
             self.silent -= 1
         self.answers.follow(func, args, kwargs, out)
         if self.recorder is not None:
-            self.recorder.record(func, args, kwargs, out)
+            self.recorder.record(func, args, kwargs, out, versions)
             self.recorder.note_written(func, args, kwargs)
         return out
 
@@ -469,6 +478,19 @@ def _attention(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *arg
     needs_grad = torch.is_grad_enabled() and (query.requires_grad or key.requires_grad or value.requires_grad)
     out = query.new_empty((*query.shape[:-1], value.shape[-1]))
     return out.requires_grad_().clone() if needs_grad else out
+
+
+def tensor_versions(args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[tuple[torch.Tensor, int]]:
+    """The tensors a call is given and how often each has been written, to find what the call writes."""
+    values = [*args, *kwargs.values()]
+    values += [item for value in values if isinstance(value, (list, tuple)) for item in value]
+    return [(value, value._version) for value in values if isinstance(value, torch.Tensor) and not value.is_inference()]
+
+
+def _configs(root: nn.Module) -> list[Any]:
+    """The configuration objects of the tree's modules, each once."""
+    found = {id(config): config for module in root.modules() if hasattr(config := vars(module).get("config"), "__dict__")}
+    return list(found.values())
 
 
 def _fresh(leaf: Any) -> Any:

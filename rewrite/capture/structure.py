@@ -146,11 +146,19 @@ def members(module: nn.Module, path: str, structure: Structure) -> list[nn.Modul
 
 
 def flags(modules: list[nn.Module]) -> Hashable:
-    """Training flags and hooks of a region's members; what a graph was captured for."""
+    """Training flags, hooks and requests to recompute of a region's members; what a graph was captured for."""
     training = modules[0].training
     odd = tuple(
         index
         for index, module in enumerate(modules)
-        if module.training is not training or (index and has_hooks(module))
+        if module.training is not training or (index and has_hooks(module)) or vars(module).get("gradient_checkpointing")
     )
     return (training, odd)
+
+
+def settings(module: nn.Module) -> Hashable:
+    """The plain options in the model's `config`, which its forward may read."""
+    config = vars(module).get("config")
+    if not hasattr(config, "__dict__"):
+        return None
+    return tuple((name, value) for name, value in vars(config).items() if isinstance(value, PRIMITIVES))

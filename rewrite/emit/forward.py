@@ -15,7 +15,7 @@ from torch import nn
 from rewrite import calls
 from rewrite.capture.intercept import capturing
 from rewrite.capture.session import ambient
-from rewrite.capture.structure import flags
+from rewrite.capture.structure import flags, settings
 
 if TYPE_CHECKING:
     from rewrite.emit.rewriting import Rewriting
@@ -64,6 +64,10 @@ class RegionForward:
             self.known_members = self.rewriting.members(self.module, self.path)
         return self.known_members
 
+    def flags(self) -> Hashable:
+        """As `Rewriting.region_flags`, over the members found once."""
+        return (flags(self.members), None if self.path else settings(self.module))
+
     @property
     def original(self) -> Callable[..., Any]:
         if self.given is not None:
@@ -74,7 +78,7 @@ class RegionForward:
         if capturing():
             return self.original(*args, **kwargs)
         parts = calls.split((args, kwargs))
-        key = (parts.skeleton, ambient(), flags(self.members))
+        key = (parts.skeleton, ambient(), self.flags())
         for variant in self.table.get(key, ()):
             if variant.serves(self.module, parts.leaves):
                 return variant.run(self.module, parts.leaves)

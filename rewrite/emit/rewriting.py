@@ -13,7 +13,7 @@ from torch import nn
 from rewrite import calls, pipeline
 from rewrite.capture.driver import Capture, capture_module
 from rewrite.capture.session import Captured
-from rewrite.capture.structure import Structure, find_blocks, flags, members
+from rewrite.capture.structure import Structure, find_blocks, flags, members, settings
 from rewrite.contract import Pass
 from rewrite.emit.code import compile_graph
 from rewrite.emit.forward import RegionForward, Variant
@@ -52,7 +52,8 @@ class Rewriting:
         return members(module, path, self.blocks())
 
     def region_flags(self, module: nn.Module, path: str) -> Hashable:
-        return flags(self.members(module, path))
+        """What the code of a region depends on beside the arguments of a call."""
+        return (flags(self.members(module, path)), None if path else settings(module))
 
     def install(self, path: str) -> RegionForward:
         """The region forward of the module at `path`, put there if it is not yet."""

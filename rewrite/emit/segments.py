@@ -10,7 +10,7 @@ from torch import fx
 from rewrite import runtime
 from rewrite.emit.code import compile_graph
 from rewrite.errors import ContractError
-from rewrite.program import Region
+from rewrite.program import Region, value_tensors
 from rewrite.tags import KEEP, RECOMPUTE
 from rewrite.recompute import Recomputed
 
@@ -85,7 +85,7 @@ def _call_segment(
         results=len(outputs),
         parameters=_parameter_paths(forward),
         written_buffers=_written_in(region, forward),
-        mutated_inputs=tuple(place for place, node in enumerate(inputs) if node.name in region.mutated_inputs),
+        mutated_inputs=_mutated(region, group, inputs),
         whole=any(_fills_late(node) for node in group),
     )
     number = group[0].meta[RECOMPUTE]
@@ -124,6 +124,17 @@ def _part(
     results = tuple(copied[node] for node in outputs)
     part.output(results if again else (*results, *[copied[node] for node in kept]))
     return part
+
+
+def _mutated(region: Region, group: tuple[fx.Node, ...], inputs: list[fx.Node]) -> tuple[int, ...]:
+    """Places of the inputs whose storage a node of the segment writes to."""
+    names = {name for node in group for name in node.meta.get("writes", ())}
+    written = {key for node in region.graph.nodes if node.name in names for key in _storages(node)}
+    return tuple(place for place, node in enumerate(inputs) if written & _storages(node))
+
+
+def _storages(node: fx.Node) -> set[int]:
+    return {tensor.untyped_storage()._cdata for tensor in value_tensors(node.meta.get("val"))}
 
 
 def _fills_late(node: fx.Node) -> bool:
