@@ -32,7 +32,7 @@ def allocated_peak_bytes(module: nn.Module, example_inputs: Any, *, optimizer: s
 
         def step() -> None:
             loss, _ = pick_loss(module(*args, **kwargs))
-            loss.backward()  # type: ignore[no-untyped-call]
+            loss.backward()
             if stepper is not None:
                 stepper.step()
 
@@ -56,7 +56,8 @@ def memory_events(profiled: profile) -> list[tuple[int, int]]:
     assert profiled.profiler is not None
     results = profiled.profiler.kineto_results
     assert results is not None
-    return [(event.start_ns(), event.nbytes()) for event in results.events() if event.name() == "[memory]"]
+    events: list[Any] = [event for event in results.events() if event.name() == "[memory]"]
+    return [(event.start_ns(), event.nbytes()) for event in events]
 
 
 def requested_peak_bytes(run: Callable[[], object]) -> int:

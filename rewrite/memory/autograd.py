@@ -57,7 +57,7 @@ def lone_holders() -> Holders:
     with torch.enable_grad():
         twice = leaf * 2
         total = twice * 3 + twice * 4
-    with Look():
+    with Look():  # type: ignore[no-untyped-call]
         total.backward()
     return seen[0]
 

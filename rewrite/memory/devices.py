@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.library import _scoped_library
@@ -40,8 +39,8 @@ def device_assumptions(module: nn.Module, device: str) -> tuple[str, ...]:
     if device != "cuda":
         return ()
     return tuple(
-        f"{path or 'the root module'}: cuDNN does not publish how much a {type(layer).__name__} keeps for the backward; "
-        "counted as the CPU kernels keep it"
+        f"{path or 'the root module'}: cuDNN does not publish how much a {type(layer).__name__} keeps for the "
+        "backward; counted as the CPU kernels keep it"
         for path, layer in module.named_modules()
         if isinstance(layer, nn.RNNBase)
     )
@@ -55,7 +54,7 @@ def cuda_scratch_bytes(func: Callable[..., Any], args: tuple[Any, ...]) -> int:
     """
     if func is not aten._scaled_dot_product_flash_attention_backward.default:
         return 0
-    batch, heads, rows, width = args[1].shape
+    batch, heads, rows, width = (int(size) for size in args[1].shape)
     rows = _rounded(rows, 128)
     width = _rounded(width, 32) if width <= 128 else _rounded(width, 64)
     return 4 * batch * heads * rows * (width + 1)
@@ -72,7 +71,7 @@ def _attention(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> torch.Tensor:
-    """The kernel CUDA picks (`_fused_sdp_choice_cuda` in transformers/cuda/sdp_utils.cpp), flash before mem-efficient."""
+    """The kernel CUDA picks: flash, else mem-efficient, else math (`_fused_sdp_choice_cuda` in sdp_utils.cpp)."""
     same = query.dtype == key.dtype == value.dtype
     fits = query.dim() == 4 and same and query.shape[-1] == value.shape[-1]
     if fits and attn_mask is None and query.dtype in HALF and query.shape[-1] <= 256:
@@ -93,7 +92,7 @@ def _flash(
     scale = 1 / math.sqrt(width) if scale is None else scale
     missing = -width % 8
     if missing:
-        query, key, value = (F.pad(each, (0, missing)) for each in (query, key, value))
+        query, key, value = (nn.functional.pad(each, (0, missing)) for each in (query, key, value))
     out: torch.Tensor = aten._scaled_dot_product_flash_attention(
         query, key, value, dropout_p, is_causal, False, scale=scale
     )[0]
@@ -120,7 +119,7 @@ def _efficient(
             bias = torch.zeros_like(bias, dtype=query.dtype).masked_fill_(bias.logical_not(), -math.inf)
         columns = bias.shape[-1]
         if columns % 16:
-            bias = F.pad(bias, (0, -columns % 16))[..., :columns]
+            bias = nn.functional.pad(bias, (0, -columns % 16))[..., :columns]
         bias = bias.expand(*query.shape[:-1], key.shape[-2])
     needs_rows = torch.is_grad_enabled() and any(each.requires_grad for each in (query, key, value))
     out: torch.Tensor = aten._scaled_dot_product_efficient_attention(

@@ -123,7 +123,8 @@ def same_random_state() -> Iterator[None]:
     python = random.getstate()
     numpy = sys.modules.get("numpy")
     state = numpy.random.get_state() if numpy is not None else None
-    with torch.random.fork_rng():
+    devices = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()
+    with torch.random.fork_rng(devices=list(devices)):
         try:
             yield
         finally:

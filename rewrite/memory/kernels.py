@@ -48,9 +48,7 @@ def layer_norm_backward(
     )
 
 
-def ctc_loss(
-    log_probs: torch.Tensor, targets: torch.Tensor, input_lengths: Any, target_lengths: Any, longest_target: int
-) -> tuple[torch.Tensor, torch.Tensor]:
+def ctc_loss(log_probs: torch.Tensor, longest_target: int) -> tuple[torch.Tensor, torch.Tensor]:
     """Loss of each sample, and the forward variables: [batch, time, 2 * longest target + 1], float as `log_probs`."""
     time, batch = log_probs.shape[0], log_probs.shape[1]
     alpha = torch.empty(batch, time, 2 * longest_target + 1, dtype=log_probs.dtype)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
 
@@ -37,7 +37,7 @@ def pick_loss(output: Any) -> tuple[torch.Tensor, str]:
     return total, "the sum of every floating tensor of the output (it has no loss)"
 
 
-def _is_scalar(value: Any) -> bool:
+def _is_scalar(value: Any) -> TypeGuard[torch.Tensor]:
     return isinstance(value, torch.Tensor) and value.numel() == 1 and value.requires_grad
 
 

@@ -37,10 +37,11 @@ def estimate_step(
     """Measure one training step of `module` by running it on fake tensors, with nothing allocated.
 
     `example_inputs`: a dict (named), a tuple or list (positional), or one tensor. `optimizer`: one of
-    `optimizer.OPTIMIZERS`, whose state then counts as alive through the whole step. `device`: "cpu" (default), or "cuda"
-    to plan for one on any machine. `train=False` runs the forward alone, in eval mode. `real=True` runs the same on
-    copies of the real tensors. The module, its gradients and the random generators stay as they were; a module on
-    the meta device is fine. Raises InputError for unknown names and inputs that do not fit, and whatever the forward raises.
+    `optimizer.OPTIMIZERS`, whose state then counts as alive through the whole step. `device`: "cpu" (default), or
+    "cuda" to plan for one on any machine. `train=False` runs the forward alone, in eval mode. `real=True` runs the
+    same on copies of the real tensors. The module, its gradients and the random generators stay as they were; a module
+    on the meta device is fine. Raises InputError for unknown names and inputs that do not fit, and whatever the
+    forward raises.
     """
     device = device or "cpu"
     run = run_step(module, example_inputs, optimizer=optimizer, device=device, train=train, real=real)
@@ -134,4 +135,6 @@ def _saved_places(saved: Iterable[Storage]) -> tuple[SavedAt, ...]:
         place = storage.place
         key = (place.module_path, place.node, place.region, storage.shape, storage.dtype)
         totals[key] = totals.get(key, 0) + storage.bytes
-    return tuple(SavedAt(*key[:3], size, *key[3:]) for key, size in totals.items())
+    return tuple(
+        SavedAt(path, node, region, size, shape, dtype) for (path, node, region, shape, dtype), size in totals.items()
+    )

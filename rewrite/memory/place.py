@@ -14,6 +14,8 @@ from rewrite.memory.autograd import running_sequence_number
 
 
 class Place(NamedTuple):
+    """Where something was made; empty strings where that is not known."""
+
     module_path: str
     region: str
     node: str

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from rewrite.capture.answers import Answers
+from rewrite.capture.answers import Answers, operator_name
 from rewrite.capture.outside import outside_modes
 from rewrite.memory.kernels import FAKE_KERNELS, ctc_loss
 from rewrite.memory.place import ModulePaths
@@ -45,8 +45,10 @@ class Questions:
         assert self._answers is not None
         if func is aten.index.Tensor:
             return self._index(func, args, kwargs)
+        if func is aten.masked_select.default:
+            return self._masked_select(*args)
         if func is aten._ctc_loss.Tensor:
-            return ctc_loss(*args[:4], longest_target=self._longest(args[3], at_most=args[1].shape[-1]))
+            return ctc_loss(args[0], self._longest(args[3], at_most=args[1].shape[-1]))
         known = self._answers.answer(func, args, kwargs)
         if known is not NotImplemented:
             return self._as_fakes(known)
@@ -54,7 +56,7 @@ class Questions:
         if guess is None:
             return func(*args, **kwargs)
         value, taken = guess(*args, **kwargs)
-        self._assume(f"{func.overloadpacket.__name__} of a value that is not known without running was taken as {taken}")  # type: ignore[attr-defined]
+        self._assume(f"{operator_name(func)} of a value that is not known without running was taken as {taken}")
         return value
 
     def _index(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -69,6 +71,17 @@ class Questions:
         out = func(args[0], positions, **kwargs)
         self._answers.follow(func, args, kwargs, out)
         return out
+
+    def _masked_select(self, tensor: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        assert self._answers is not None
+        shape = torch.broadcast_shapes(tensor.shape, mask.shape)
+        known = self._answers.shadow(mask)
+        if known is None:
+            self._assume("a mask that is not known without running was taken as true everywhere")
+            return torch.empty(math.prod(shape), dtype=tensor.dtype)
+        with outside_modes():
+            count = int(known.expand(shape).sum())
+        return torch.empty(count, dtype=tensor.dtype)
 
     def _longest(self, lengths: torch.Tensor, *, at_most: int) -> int:
         assert self._answers is not None
@@ -121,11 +134,6 @@ def _nonzero(tensor: torch.Tensor) -> tuple[torch.Tensor, str]:
     return torch.empty(tensor.numel(), tensor.dim(), dtype=torch.int64), "true everywhere"
 
 
-def _masked_select(tensor: torch.Tensor, mask: torch.Tensor) -> tuple[torch.Tensor, str]:
-    count = math.prod(torch.broadcast_shapes(tensor.shape, mask.shape))
-    return torch.empty(count, dtype=tensor.dtype), "true everywhere"
-
-
 def _repeat_interleave(repeats: torch.Tensor, *, output_size: int | None = None) -> tuple[torch.Tensor, str]:
     count = repeats.numel() if output_size is None else output_size
     return torch.empty(count, dtype=repeats.dtype), "one of each"
@@ -145,9 +153,7 @@ _GUESSES: Mapping[Any, Callable[..., tuple[Any, str]]] = {
     aten._local_scalar_dense.default: _scalar,
     aten.equal.default: _equal,
     aten.nonzero.default: _nonzero,
-    aten.masked_select.default: _masked_select,
     aten.repeat_interleave.Tensor: _repeat_interleave,
     aten._unique2.default: _unique,
     aten.unique_consecutive.default: _unique,
 }
-

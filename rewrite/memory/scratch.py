@@ -21,7 +21,9 @@ def scratch_bytes(func: Callable[..., Any], args: tuple[Any, ...], out: Any) -> 
         return _forward_bytes(x, weight, out) if _reorders(x, weight, stride, dilation, transposed, args[8]) else 0
     if func is aten.convolution_backward.default:
         grad, x, weight, _, stride, _, dilation, transposed = args[:8]
-        return _backward_bytes(grad, x, weight, out) if _reorders(x, weight, stride, dilation, transposed, args[9]) else 0
+        return (
+            _backward_bytes(grad, x, weight, out) if _reorders(x, weight, stride, dilation, transposed, args[9]) else 0
+        )
     return 0
 
 
@@ -31,9 +33,10 @@ def _forward_bytes(x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor) -> 
     return max(blocked, 2 * _nbytes(out)) - _nbytes(out)
 
 
-def _backward_bytes(grad: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, out: Sequence[torch.Tensor | None]) -> int:
-    """First the input's gradient, from blocked gradient and weight; then, beside it, the weight's, from blocked gradient
-    and input."""
+def _backward_bytes(
+    grad: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, out: Sequence[torch.Tensor | None]
+) -> int:
+    """First the input's gradient, of blocked gradient and weight; then the weight's, of blocked gradient and input."""
     dx, dw = (0 if made is None else _nbytes(made) for made in out[:2])
     moments = [0]
     if dx:

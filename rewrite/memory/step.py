@@ -94,13 +94,11 @@ def _run(
         return (), "none: the forward alone was run", events
     loss, meaning = pick_loss(module(*args, **kwargs))
     held = tracker.owner(loss)
-    saved = tuple(
-        storage for storage in tracker.alive() if storage.category == "temporary" and storage is not held
-    )
+    saved = tuple(storage for storage in tracker.alive() if storage.category == "temporary" and storage is not held)
     for storage in saved:
         storage.category = "saved"
     tracker.phase = "backward"
-    loss.backward()  # type: ignore[no-untyped-call]
+    loss.backward()
     if stepper is not None:
         tracker.phase = "optimizer"
         stepper.step()
@@ -196,8 +194,8 @@ def _looks_real() -> Iterator[None]:
         yield
         return
     original = utils.is_fake_tensor
-    utils.is_fake_tensor = lambda _: False
+    setattr(utils, "is_fake_tensor", lambda _: False)  # noqa: B010 - a module of another package has no such member
     try:
         yield
     finally:
-        utils.is_fake_tensor = original
+        setattr(utils, "is_fake_tensor", original)  # noqa: B010

@@ -10,6 +10,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from rewrite.capture.answers import operator_name
 from rewrite.memory.autograd import (
     holders,
     lone_holders,
@@ -57,7 +58,7 @@ class Tracker(TorchDispatchMode):
 
     def __init__(self, places: Places, questions: Questions, tally: Tally, *, cpu_kernels: bool = True) -> None:
         """`cpu_kernels`: count what CPU kernels take below the dispatcher."""
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self._cpu_kernels = cpu_kernels
         self.phase = "forward"
         self.events: list[Event] = []
@@ -85,7 +86,7 @@ class Tracker(TorchDispatchMode):
         number = newest_sequence_number()
         if number != self._last_number:
             self._last_number = number
-            self._places.remember(number, self._places.now(_op_name(func)))
+            self._places.remember(number, self._places.now(operator_name(func)))
         if func is aten.add.Tensor and self._engine_adds(args, kwargs):
             func = aten.add_.Tensor
         out = self._questions.run(func, args, kwargs)
@@ -140,7 +141,7 @@ class Tracker(TorchDispatchMode):
             return
         results = [tensor for tensor in (out if isinstance(out, (tuple, list)) else [out]) if tensor is not None]
         size += sum(tensor.untyped_storage().nbytes() for tensor in results)
-        held = Storage(size, (size,), "uint8", "temporary", self.phase, self._places.now(_op_name(func)))
+        held = Storage(size, (size,), "uint8", "temporary", self.phase, self._places.now(operator_name(func)))
         self.events.append((held, size, self.phase))
         self.events.append((held, -size, self.phase))
 
@@ -162,7 +163,7 @@ class Tracker(TorchDispatchMode):
         storage = tensor.untyped_storage()
         found = self._find(storage)
         if found is None:
-            self._add(storage, tensor, "temporary", self._places.now(_op_name(func)))
+            self._add(storage, tensor, "temporary", self._places.now(operator_name(func)))
             return
         size = storage.nbytes()
         if size != found.bytes:
@@ -197,9 +198,3 @@ def strided_parts(tensor: torch.Tensor) -> tuple[torch.Tensor, ...]:
     if tensor.layout == torch.sparse_coo:
         return tensor._indices(), tensor._values()
     return ()
-
-
-def _op_name(func: Callable[..., Any]) -> str:
-    if isinstance(func, torch._ops.OpOverload):
-        return func.overloadpacket.__name__
-    return getattr(func, "__name__", "")

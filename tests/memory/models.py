@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import nn
+from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 Built = tuple[nn.Module, dict[str, Any]]
@@ -189,7 +189,7 @@ class Residual(nn.Module):
         )
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return F.relu(x + self.body(x))
+        return functional.relu(x + self.body(x))
 
 
 class ResNet(nn.Module):
@@ -203,8 +203,8 @@ class ResNet(nn.Module):
         x = self.stem(images)
         for block in self.blocks:
             x = block(x)
-        logits = self.head(F.dropout(x.mean((2, 3)), 0.1, self.training))
-        return {"loss": F.cross_entropy(logits, labels), "logits": logits}
+        logits = self.head(functional.dropout(x.mean((2, 3)), 0.1, self.training))
+        return {"loss": functional.cross_entropy(logits, labels), "logits": logits}
 
 
 def resnet() -> Built:
@@ -227,7 +227,7 @@ class Branching(nn.Module):
         if bool((ids == 3).any()):
             x = torch.exp(x)
         x = x[keep.bool()]
-        return F.cross_entropy(self.head(x), ids[keep.bool()])
+        return functional.cross_entropy(self.head(x), ids[keep.bool()])
 
 
 def branching() -> Built:
