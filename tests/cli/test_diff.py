@@ -161,4 +161,4 @@ def test_more_layers_fold_into_one_hunk(run: Run) -> None:
     told = run(*DIFF, "--set", "depth=7")
 
     assert "@@ blocks.0-6 Block x7 @@" in told.out
-    assert told.out.count("@@ ") == 1
+    assert told.out.count("\n@@ ") == 1

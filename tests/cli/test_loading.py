@@ -112,7 +112,8 @@ def test_token_ids_are_in_range_and_no_placeholder() -> None:
     loaded = load(Request("bert", batch=4), META)
     ids = loaded.example_inputs["input_ids"]
 
-    assert int(ids.min()) >= 0 and int(ids.max()) < loaded.model.config.vocab_size
+    assert int(ids.min()) >= 0
+    assert int(ids.max()) < loaded.model.config.vocab_size
     assert not (ids == loaded.model.config.pad_token_id).any()
 
 
