@@ -27,8 +27,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         code = rewrite_command.main(args=given, prog_name="rewrite", standalone_mode=False, obj=narration)
         sys.stdout.flush()
         return code if isinstance(code, int) else DONE
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # so that the interpreter's last flush is quiet
+    except (BrokenPipeError, SystemExit) as end:  # click makes SystemExit(1) of a reader that has gone
+        if isinstance(end, SystemExit) and end.code != 1:
+            raise
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # keeps the interpreter's last flush quiet
         return DONE
     except (KeyboardInterrupt, click.Abort):
         narration.error("interrupted")

@@ -31,7 +31,7 @@ def call_factory(name: str, options: Mapping[str, Any], sizes: Mapping[str, int 
     arguments = _factory_arguments(name, factory, options, sizes)
     try:
         made = factory(**arguments)
-    except Exception as error:  # a factory may raise anything
+    except (Exception, SystemExit) as error:  # a factory may raise anything
         cause = f"raised {type(error).__name__}: {' '.join(str(error).split())} at {last_frame(error)}"
         raise ModelError(name, cause, "make the factory run on its own first") from error
     if isinstance(made, nn.Module):
@@ -90,7 +90,7 @@ def _load_module(name: str, location: str) -> ModuleType:
 def _running(name: str, location: str, load: Callable[[], ModuleType]) -> ModuleType:
     try:
         return load()
-    except Exception as error:  # user code may raise anything at import
+    except (Exception, SystemExit) as error:  # user code may raise anything at import
         cause = f"importing {location} raised {type(error).__name__}: {' '.join(str(error).split())}"
         raise ModelError(name, f"{cause} at {last_frame(error)}", "make it import on its own first") from error
 

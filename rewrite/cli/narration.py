@@ -50,6 +50,9 @@ class Narration:
 
     def usage(self, error: click.ClickException) -> None:
         """Bad usage: the message and where help is."""
+        if isinstance(error, click.exceptions.NoArgsIsHelpError):
+            self.error(error.format_message())
+            return
         context = getattr(error, "ctx", None)
         self.error(f"error: {error.format_message()}")
         if context is not None:

@@ -19,8 +19,10 @@ ROWS = 20
 def certificate_lines(certificate: Certificate, model: str, spec: str, width: int, *, full: bool) -> Iterator[Text]:
     """Verdict, what was compared, and the rows that say most."""
     yield Text(crop(f"{model}  {spec}".rstrip(), width), "bold")
-    verdict = Text("PASS  " if certificate.passed else "FAIL  ", "bold green" if certificate.passed else "bold red")
-    yield verdict.append(certificate.summary, "default not bold")
+    verdict, style = ("PASS", "bold green") if certificate.passed else ("FAIL", "bold red")
+    for line in wrapped_behind(verdict, certificate.summary, 11, width):
+        line.stylize(style, 0, len(verdict))
+        yield line
     yield Text(f"promise    {certificate.numerics}")
     for case in certificate.cases:
         yield from wrapped_behind("step", case, 11, width)

@@ -40,7 +40,8 @@ def peak_lines(title: str, estimate: Estimate, width: int) -> Iterator[Text]:
     """Where the peak is, and the largest storages alive at it."""
     peak = estimate.peak
     place = " at ".join(part for part in (peak.module_path or peak.region, peak.node) if part)
-    yield Text(crop(f"{title}: {size_text(peak.bytes)} in {peak.phase}{f', {place}' if place else ''}", width), "bold")
+    told = f"{title}: {size_text(peak.bytes)} in {peak.phase}"
+    yield Text(f"{told}, {crop(place, max(8, width - len(told) - 2))}" if place else told, "bold")
     for group in _alike(peak.largest)[:LARGEST]:
         yield Text(_held_text(group, width))
 

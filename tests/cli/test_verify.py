@@ -14,7 +14,7 @@ def test_a_rewrite_that_keeps_the_numbers_passes(run: Run) -> None:
     told = run("verify", STACK, "-p", "checkpoint")
 
     assert told.code == 0
-    assert "\nPASS  verified: " in told.out
+    assert "\nPASS       verified: " in told.out
     assert "promise    exact" in told.out
     assert "gradient" in told.out
 
@@ -34,7 +34,7 @@ def test_a_model_that_differs_exits_3(run: Run) -> None:
     told = run("verify", f"{MODELS}:drifting")
 
     assert told.code == 3
-    assert "\nFAIL  " in told.out
+    assert "\nFAIL       differs: " in told.out
     assert "Traceback" not in told.err
 
 
