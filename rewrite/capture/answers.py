@@ -55,7 +55,9 @@ SIZE_QUESTIONS = frozenset(
 )
 """Names of functions whose result has a size that depends on data."""
 
-_VALUE_FREE = frozenset({"zeros_like", "ones_like", "full_like", "new_zeros", "new_ones", "new_full"})
+VALUE_FREE = frozenset({"zeros_like", "ones_like", "full_like", "new_zeros", "new_ones", "new_full"})
+"""Names of functions that take a tensor for its shape and type alone."""
+
 _READS_NO_DATA = frozenset({"size", "dim", "numel", "stride", "is_contiguous", "__get__", "__len__", "data_ptr"})
 
 
@@ -143,7 +145,7 @@ class Answers:
         """What `func` gives on the shadows; None when a shadow is missing or the result must not be trusted."""
         if "empty" in name or any(_elements(fake) > SHADOW_ELEMENTS for fake in outputs):
             return None
-        real = self._real_arguments(args, kwargs, value_free=name in _VALUE_FREE)
+        real = self._real_arguments(args, kwargs, value_free=name in VALUE_FREE)
         if real is None:
             return None
         with outside_modes():

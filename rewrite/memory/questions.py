@@ -9,10 +9,11 @@ from typing import Any
 
 import torch
 
-from rewrite.capture.answers import Answers, operator_name
+from rewrite.capture.answers import VALUE_FREE, Answers, operator_name
 from rewrite.capture.outside import outside_modes
 from rewrite.memory.kernels import FAKE_KERNELS, ctc_loss
 from rewrite.memory.place import ModulePaths
+from rewrite.memory.quick import QuickFakes
 
 aten = torch.ops.aten
 
@@ -20,10 +21,11 @@ aten = torch.ops.aten
 class Questions:
     """The operators of one run. Without `answers` the run is real, and each operator is called as it is."""
 
-    def __init__(self, answers: Answers | None, modules: ModulePaths) -> None:
+    def __init__(self, answers: Answers | None, modules: ModulePaths, quick: QuickFakes | None = None) -> None:
         self.assumptions: list[str] = []
         self._answers = answers
         self._modules = modules
+        self._quick = quick
         self._asks: dict[Any, bool] = {}
 
     def run(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -37,9 +39,19 @@ class Questions:
             asks = self._asks[func] = _asks(func)
         if asks:
             return self._ask(func, args, kwargs)
-        out = func(*args, **kwargs)
-        self._answers.follow(func, args, kwargs, out)
+        out = self._quick.run(func, args) if self._quick and not kwargs else None
+        if out is None:
+            out = func(*args, **kwargs)
+        if self._may_know(func, args):
+            self._answers.follow(func, args, kwargs, out)
         return out
+
+    def _may_know(self, func: Callable[..., Any], args: tuple[Any, ...]) -> bool:
+        """Whether following `func` can come to anything: mostly not, and this says so cheaply."""
+        assert self._answers is not None
+        if not args or not isinstance(args[0], torch.Tensor) or operator_name(func) in VALUE_FREE:
+            return True
+        return self._answers.shadow(args[0]) is not None
 
     def _ask(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         assert self._answers is not None

@@ -22,6 +22,7 @@ from rewrite.memory.loss import pick_loss
 from rewrite.memory.optimizer import StepOptimizer, build_optimizer
 from rewrite.memory.place import ModulePaths, Place, Places
 from rewrite.memory.questions import Questions
+from rewrite.memory.quick import QuickFakes
 from rewrite.memory.tracker import Event, Storage, Tracker
 from rewrite.memory.work import Tally
 
@@ -54,11 +55,17 @@ def run_step(
     lone_holders()  # found once, outside the modes
     modules = ModulePaths(module)
     convert: FakeTensors | Clones = Clones() if real else FakeTensors()
-    mode = contextlib.nullcontext() if real else FakeTensorMode(allow_non_fake_inputs=True)
-    with same_random_state(), _collected(), _looks_real(), _training(module, train), mode, swapped(module, convert):
+    mode = None if real else FakeTensorMode(allow_non_fake_inputs=True)
+    with contextlib.ExitStack() as around:
+        around.enter_context(same_random_state())
+        around.enter_context(_collected())
+        around.enter_context(_looks_real())
+        around.enter_context(_training(module, train))
+        around.enter_context(mode or contextlib.nullcontext())
+        around.enter_context(swapped(module, convert))
         args, kwargs = inputs_as_call(example_inputs, convert)
         answers = None if real else Answers(_small_originals(convert))
-        questions = Questions(answers, modules)
+        questions = Questions(answers, modules, QuickFakes(mode) if mode else None)
         tally = Tally()
         tracker = Tracker(Places(modules), questions, tally, cpu_kernels=device == "cpu")
         parameters = list(module.parameters())
@@ -67,11 +74,8 @@ def run_step(
         tracker.restart()
         _hold(tracker, module, (args, kwargs), stepper)
         _watch_gradients(tracker, module)
-        with contextlib.ExitStack() as around:
-            around.enter_context(tracker)
-            around.enter_context(kernels_of("cpu" if real else device))
-            around.enter_context(modules.watching())
-            tally.restart()
+        tally.restart()
+        with tracker, kernels_of("cpu" if real else device), modules.watching():
             saved, loss, events = _run(tracker, module, args, kwargs, stepper, train)
     assumptions = (*device_assumptions(module, device), *questions.assumptions)
     return Run(events, saved, tally, dict(modules.calls), loss, assumptions)
