@@ -65,3 +65,18 @@ def test_categories_and_saved_places_add_up() -> None:
     assert sum(place.bytes for place in estimate.saved) == estimate.saved_bytes
     assert max(estimate.phases.values()) == estimate.peak_bytes == max(level for _, level in estimate.curve)
     assert list(estimate.phases) == ["forward", "backward", "optimizer"]
+
+
+@pytest.mark.parametrize("policy", ["blocks", "sqrt"])
+@pytest.mark.parametrize("name", ["bert", "llama", "vit"])
+def test_our_own_checkpoint_is_measured_as_it_runs(name: str, policy: str) -> None:
+    import rewrite
+    from passes import Checkpoint
+
+    model, inputs = MODELS[name]()
+    rewritten = rewrite.optimize(model, passes=[Checkpoint(policy=policy)], example_inputs=inputs)
+    predicted = estimate_step(rewritten, inputs)
+
+    assert predicted.saved_bytes == pytest.approx(estimate_step(rewritten, inputs, real=True).saved_bytes, rel=0.01)
+    assert predicted.peak_bytes == pytest.approx(allocated_peak_bytes(rewritten, inputs), rel=0.002, abs=MIB // 16)
+    assert predicted.peak_bytes < estimate_step(model, inputs).peak_bytes
