@@ -45,15 +45,14 @@ def node_label(region: Region, node: fx.Node) -> str:
     if node.op in ("placeholder", "get_attr"):
         return str(node.target)
     name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", str(node.target))
-    below = _relative_path(node.meta.get("module_path", region.path), region.path)
+    below = _below(node.meta.get("module_path", region.path), region.path)
     name = str(name).strip("_")  # as in `__eq__`
     return f"{below}.{name}" if below else name
 
 
-def _relative_path(path: str, base: str) -> str:
-    if not base:
-        return path
-    return path[len(base) + 1 :] if path.startswith(f"{base}.") else "" if path == base else path
+def _below(path: str, region: str) -> str:
+    """`path` below the region's module, by depth: nodes name the instance they were captured in, split or not."""
+    return ".".join(path.split(".")[len(region.split(".")) if region else 0 :])
 
 
 def value_type(value: Any) -> tuple[tuple[int, ...], str]:

@@ -39,7 +39,7 @@ def _change_line(name: str, before: int, after: int) -> Text:
 def peak_lines(title: str, estimate: Estimate, width: int) -> Iterator[Text]:
     """Where the peak is, and the largest storages alive at it."""
     peak = estimate.peak
-    place = " at ".join(part for part in (peak.module_path or peak.region, peak.node) if part)
+    place = _place_text(peak.module_path or peak.region, peak.node, " at ")
     told = f"{title}: {size_text(peak.bytes)} in {peak.phase}"
     yield Text(f"{told}, {crop(place, max(8, width - len(told) - 2))}" if place else told, "bold")
     for group in _alike(peak.largest)[:LARGEST]:
@@ -58,16 +58,16 @@ def _held_text(group: list[Held], width: int) -> str:
     held = group[0]
     size = f"{size_text(held.bytes)}{f' x{len(group)}' if len(group) > 1 else ''}"
     shape = f"{shape_text(held.shape)} {dtype_text(held.dtype)}"
-    place = fold_paths(dict.fromkeys(_place(held) for held in group))
+    place = fold_paths(dict.fromkeys(_place_text(held.module_path, held.node, " ") for held in group))
     line = f"  {size:>13}  {held.category:<9}  {shape:<20}  "
     return (line + crop(place, max(8, width - len(line)))).rstrip()
 
 
-def _place(held: Held) -> str:
-    """Module path and node; the path alone where it names the node."""
-    if held.module_path.replace(".", "_").endswith(held.node.strip("_")):
-        return held.module_path
-    return f"{held.module_path} {held.node}".strip()
+def _place_text(module_path: str, node: str, between: str) -> str:
+    """Module path and node; the path alone where the node is named after it."""
+    if module_path.replace(".", "_").endswith(node.strip("_")):
+        return module_path
+    return f"{module_path}{between}{node}" if module_path else node
 
 
 def category_lines(estimate: Estimate) -> Iterator[Text]:
