@@ -15,7 +15,7 @@ from torch import fx, nn
 
 from rewrite import calls, runtime
 from rewrite.capture import private
-from rewrite.capture.answers import SCALAR_QUESTIONS, Answers
+from rewrite.capture.answers import SCALAR_QUESTIONS, SIZE_QUESTIONS, Answers
 from rewrite.capture.questions import ask_inputs, guess
 from rewrite.capture.recorder import OpaqueError, Recorder
 from rewrite.capture.structure import Structure, has_hooks, is_leaf, join_path, path_below
@@ -167,32 +167,26 @@ class Session:
 
     @contextlib.contextmanager
     def _fake_tensors(self) -> Iterator[None]:
-        """Put fakes in place of every parameter and buffer, and the real ones back at the end."""
+        """Put fakes in place of every parameter and buffer, and everything back as it was at the end."""
         fakes: dict[int, torch.Tensor] = {}
-        saved: dict[int, tuple[nn.Module, dict[str, Any], dict[str, Any], dict[str, Any]]] = {}
+        owners = [module for module in self.root.modules()]
+        kept = [Kept(vars(owner)) for owner in [*owners, *_configs(self.root)]]
+        originals = {id(module): {**module._parameters, **module._buffers} for module in owners}
         for path, module in self.root.named_modules(remove_duplicate=False):
-            content = (module, dict(module._parameters), dict(module._buffers), dict(vars(module)))
-            _, parameters, buffers, _ = saved.setdefault(id(module), content)
-            for table, current in ((parameters, module._parameters), (buffers, module._buffers)):
-                for name, tensor in table.items():
-                    if tensor is None:
-                        continue
-                    if id(tensor) not in fakes:
-                        fakes[id(tensor)] = self._fake_state(tensor)
-                    current[name] = fakes[id(tensor)]  # type: ignore[assignment]
-                    full = join_path(join_path(self.root_path, path), name)
-                    self.tensor_names.setdefault(id(fakes[id(tensor)]), []).append(full)
-        configs = [(config, dict(vars(config))) for config in _configs(self.root)]
+            for name, tensor in originals[id(module)].items():
+                if tensor is None:
+                    continue
+                if id(tensor) not in fakes:
+                    fakes[id(tensor)] = self._fake_state(tensor)
+                table: dict[str, Any] = module._parameters if name in module._parameters else module._buffers
+                table[name] = fakes[id(tensor)]
+                full = join_path(join_path(self.root_path, path), name)
+                self.tensor_names.setdefault(id(fakes[id(tensor)]), []).append(full)
         try:
             yield
         finally:
-            for config, content in configs:  # a forward may settle an open option there, as transformers' BERT does
-                _restore(vars(config), content)
-            for module, parameters, buffers, attributes in saved.values():
-                vars(module).clear()
-                vars(module).update(attributes)
-                _restore(module._parameters, parameters)
-                _restore(module._buffers, buffers)
+            for content in kept:
+                content.restore()
 
     def _fake_state(self, tensor: torch.Tensor) -> torch.Tensor:
         if tensor.is_meta or type(tensor).__name__ == "DTensor":
@@ -268,7 +262,7 @@ class Session:
             path, [path], module, recorder.graph, skeleton, result, inputs, metadata, key,
             conditions=(first_guard, len(private.guards(self.mode.shape_env))),
             questions=list(recorder.questions), written_buffers=tuple(sorted(written)),
-            mutated_inputs=recorder.mutated_inputs(), shared=not read and not any(map(calls.is_object, inputs)), out=out,
+            mutated_inputs=recorder.mutated_inputs(), shared=not read and not any(map(calls.is_object, inputs)) and not _hooked_inside(module), out=out,
         )  # fmt: skip
         return captured, out
 
@@ -318,6 +312,13 @@ class Session:
         path = self.path_of(module)
         if self.silent or path is None:
             return proceed(module, *args, **kwargs)
+        out = self._call(module, path, args, kwargs)
+        for hook in list(module._forward_hooks.values()):
+            if getattr(hook, "__module__", "").startswith("transformers."):
+                hook(module, args, out)  # how transformers collects hidden states and router logits: part of the model
+        return out
+
+    def _call(self, module: nn.Module, path: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         recorder = self.recorder
         is_region = path in self.structure.blocks or (has_hooks(module) and not self.is_leaf(module))
         if recorder is None:
@@ -398,10 +399,14 @@ class Session:
             return func(*args, **kwargs)
         if name in SCALAR_QUESTIONS:
             return self.question(func, args, kwargs)
+        if self.recorder is None and name in SIZE_QUESTIONS:
+            known = self.answers.answer(func, args, kwargs)
+            if known is not NotImplemented:
+                return self.as_fakes(known)
         versions = tensor_versions(args, kwargs) if self.recorder is not None else []
         self.silent += 1
         try:
-            out = _attention(*args, **kwargs) if func is ATTENTION else func(*args, **kwargs)
+            out = STAND_INS.get(func, func)(*args, **kwargs)
         except Exception:
             self.last_place = (self.module_path(), self.source())
             raise
@@ -426,6 +431,16 @@ class Session:
             self.assumptions.append(f"{self.module_path()} ({self.source()}): a value that depends on data was guessed")
             return guess(func, args)
         return answer
+
+    def as_fakes(self, known: Any) -> Any:
+        """Fakes, with their values beside them, of tensors whose size depends on known data."""
+        if isinstance(known, (tuple, list)):
+            return type(known)(self.as_fakes(item) for item in known)
+        if not isinstance(known, torch.Tensor):
+            return known
+        fake = torch.empty_strided(known.shape, known.stride(), dtype=known.dtype)
+        self.answers.set_shadow(fake, known)
+        return fake
 
     def unfinished(self) -> list[str]:
         """Regions begun whose recording did not reach its end."""
@@ -470,14 +485,30 @@ def _size_key(size: Any) -> Hashable:
     return private.expression(size) if isinstance(size, torch.SymInt) else size
 
 
-ATTENTION = torch.nn.functional.scaled_dot_product_attention
-
-
 def _attention(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
     """What attention returns, by description alone: its decomposition on symbolic sizes takes seconds."""
     needs_grad = torch.is_grad_enabled() and (query.requires_grad or key.requires_grad or value.requires_grad)
     out = query.new_empty((*query.shape[:-1], value.shape[-1]))
     return out.requires_grad_().clone() if needs_grad else out
+
+
+def _grouped_matmul(left: torch.Tensor, right: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+    """What a grouped matrix product returns, by description alone: on fakes it takes bfloat16 only."""
+    shape = (*left.shape[:-1], right.shape[-1]) if right.ndim >= left.ndim else (left.shape[0], right.shape[-1])
+    out = left.new_empty(shape, dtype=kwargs.get("out_dtype") or left.dtype)
+    needs_grad = torch.is_grad_enabled() and (left.requires_grad or right.requires_grad)
+    return out.requires_grad_().clone() if needs_grad else out
+
+
+STAND_INS: dict[Any, Callable[..., Any]] = {
+    torch.nn.functional.scaled_dot_product_attention: _attention,
+    **{
+        getattr(home, name): _grouped_matmul
+        for home, name in ((torch, "_grouped_mm"), (torch.nn.functional, "grouped_mm"))
+        if hasattr(home, name)
+    },
+}
+"""Functions whose result capture describes by itself rather than by running them on fakes."""
 
 
 def tensor_versions(args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[tuple[torch.Tensor, int]]:
@@ -500,9 +531,25 @@ def _fresh(leaf: Any) -> Any:
     return fresh.requires_grad_().clone() if leaf.requires_grad else fresh
 
 
-def _restore(table: dict[str, Any], content: dict[str, Any]) -> None:
-    table.clear()
-    table.update(content)
+def _hooked_inside(module: nn.Module) -> bool:
+    return any(has_hooks(inner) for inner in module.modules() if inner is not module)
+
+
+class Kept:
+    """The content of an object's `__dict__`, and of the dicts in it (parameters, buffers, hooks), to put back.
+
+    A forward may settle options in a config, or install hooks; a capture leaves no trace of it.
+    """
+
+    def __init__(self, attributes: dict[str, Any]) -> None:
+        self.tables = [attributes, *(value for value in attributes.values() if isinstance(value, dict))]
+        self.contents = [dict(table) for table in self.tables]
+
+    def restore(self) -> None:
+        for table, content in zip(self.tables, self.contents, strict=True):
+            if table.keys() != content.keys() or any(table[name] is not content[name] for name in content):
+                table.clear()
+                table.update(content)
 
 
 def _sentence(error: BaseException) -> str:

@@ -37,6 +37,8 @@ class Rewriting:
         self.structure: Structure | None = None
         self.failed: set[tuple[str, Hashable]] = set()
         self.full: set[str] = set()
+        self.without_graph: set[tuple[str, Hashable]] = set()
+        """Regions found opaque, with the flags they were captured for: their own forward runs, its blocks have code."""
         self.results: list[pipeline.PipelineResult] = []
         """One for each capture, the first from the example inputs."""
         self.before: list[Program] = []
@@ -79,6 +81,8 @@ class Rewriting:
         result = pipeline.run(program, self.passes)
         self.before.append(program)
         self.results.append(result)
+        if path in {entry.path for entry in program.opaque}:
+            self.without_graph.add((path, self.region_flags(self.root.get_submodule(path), path)))
         for region in result.program.regions:
             self.emit(region)
         return result
@@ -136,6 +140,8 @@ class Rewriting:
         return forward.original(*args, **kwargs)
 
     def _worth_capturing(self, forward: RegionForward, key: Hashable, leaves: list[Any]) -> bool:
+        if (forward.path, forward.flags()) in self.without_graph:
+            return False
         if (forward.path, key) in self.failed or torch.compiler.is_compiling() or any(map(_is_stand_in, leaves)):
             return False
         holds_cache = not torch.is_grad_enabled() and any(map(calls.is_object, leaves))
@@ -158,7 +164,7 @@ class Rewriting:
 
     def __getstate__(self) -> dict[str, Any]:
         """Graphs are not pickled; the unpickled model captures again at its first call."""
-        return {**vars(self), "structure": None, "failed": set(), "full": set(), "results": [], "before": []}
+        return {**vars(self), "structure": None, "failed": set(), "full": set(), "without_graph": set(), "results": [], "before": []}
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Rewriting:
         made = object.__new__(type(self))
@@ -166,7 +172,7 @@ class Rewriting:
         vars(made).update(vars(self))
         made.root = copy.deepcopy(self.root, memo)
         made.results, made.before = list(self.results), list(self.before)
-        made.failed, made.full = set(self.failed), set(self.full)
+        made.failed, made.full, made.without_graph = set(self.failed), set(self.full), set(self.without_graph)
         return made
 
 
