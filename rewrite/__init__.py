@@ -6,6 +6,8 @@ The public face. Names load on first use, so that `import rewrite` alone does no
 from __future__ import annotations
 
 import importlib
+import sys
+import types
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -64,9 +66,19 @@ def __getattr__(name: str) -> Any:
     if home is None:
         raise AttributeError(f"module 'rewrite' has no attribute {name!r}")
     module = importlib.import_module(home)
-    for sibling in _HOMES[home]:  # bound here, so that the submodule `rewrite.verify` does not hide the function
-        globals()[sibling] = getattr(module, sibling)
+    globals().update({sibling: getattr(module, sibling) for sibling in _HOMES[home]})
     return globals()[name]
+
+
+class _Face(types.ModuleType):
+    """The package itself: a submodule that is imported does not hide the function of the same name."""
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name not in _HOME_OF or not isinstance(value, types.ModuleType):
+            super().__setattr__(name, value)
+
+
+sys.modules[__name__].__class__ = _Face
 
 
 def __dir__() -> list[str]:

@@ -82,11 +82,9 @@ class _Run:
         self._check_unchanged()
         given = list(inputs)
         for place, original in self.originals.items():
-            given[place] = original.clone().requires_grad_(inputs[place].requires_grad)
-            if given[place].requires_grad:
-                given[place] = given[place].view_as(given[place])
+            given[place] = original.detach().requires_grad_(inputs[place].requires_grad).clone()
         with _buffers_as_they_were(self.module, self.buffers):
-            return self.segment.again(self.module, *given, *map(_leaf, self.kept))
+            return self.segment.again(self.module, *given, *map(_given, self.kept))
 
     def _check_unchanged(self) -> None:
         for path, parameter, version in self.parameters:
@@ -101,13 +99,14 @@ def _detached(value: Any) -> Any:
     """A kept value that holds no graph, and whether it needs a gradient."""
     if isinstance(value, torch.Tensor):
         return (value.detach(), value.requires_grad)
-    return type(value)(map(_detached, value)) if type(value) in (tuple, list) else [_detached(item) for item in value]
+    return [_detached(item) for item in value]
 
 
-def _leaf(kept: Any) -> Any:
+def _given(kept: Any) -> Any:
+    """A kept value for one recompute, which may write to it."""
     if isinstance(kept, tuple) and len(kept) == 2 and isinstance(kept[1], bool):
-        return kept[0].detach().requires_grad_(kept[1])
-    return type(kept)(map(_leaf, kept))
+        return kept[0].detach().requires_grad_(kept[1]).clone()
+    return [_given(item) for item in kept]
 
 
 def _changed(path: str, what: str) -> RecomputeError:

@@ -112,6 +112,13 @@ class Kept:
             return getattr(args[0], self.method)(*args[1:], **kwargs)
 
 
+def copied(value: Any) -> Any:
+    """A kept value as it is now: what follows may write to it."""
+    if isinstance(value, torch.Tensor):
+        return value.detach().clone().requires_grad_(value.requires_grad)
+    return [copied(item) for item in value]
+
+
 def _same(tensor: torch.Tensor) -> torch.Tensor:
     return tensor
 

@@ -12,7 +12,7 @@ from torch import nn
 
 from rewrite import calls
 from rewrite.capture.recorder import OpaqueError
-from rewrite.capture.session import Captured, Session, StoppedError, TimeUpError
+from rewrite.capture.session import Captured, Session, StoppedError, TimeUpError, random_states_kept
 from rewrite.capture.structure import Structure, join_path, path_below
 from rewrite.errors import CaptureError
 from rewrite.program import Opaque
@@ -48,38 +48,49 @@ def capture_module(
     Nothing is computed and the module is left as it was. Raises CaptureError when the forward itself fails.
     """
     started = time.monotonic()
-    found = {name: OpaqueError(name, reason) for name, reason in (opaque or {}).items()}
+    attempt: Attempt | None = None
     for level, seconds in enumerate(SECONDS_PER_LEVEL):
-        deadline = time.monotonic() + seconds
-        session = _sessions(root, path, structure, args, kwargs, flags, original_forward, found, level, deadline)
-        if session is not None:
+        attempt = _attempt(
+            lambda found, level=level, seconds=seconds: Session(
+                root, path, structure, found, flags, original_forward, level, time.monotonic() + seconds
+            ),
+            args, kwargs, path, structure, {name: OpaqueError(name, reason) for name, reason in (opaque or {}).items()},
+        )  # fmt: skip
+        if attempt is not None and attempt.stopped is None:
             break
-    else:
+    if attempt is None:
         raise CaptureError(
             f"module {path or type(root).__name__!r}",
             f"capture took longer than {SECONDS_PER_LEVEL[-1]:.0f} s even with fixed sizes",
             "name the slow part in `opaque=[...]`, so that it keeps its own forward",
         )
-    regions = session.finish()
-    reported = tuple(Opaque(error.path, error.reason, error.source) for error in found.values())
-    return Capture(regions, reported, tuple(session.assumptions), time.monotonic() - started)
+    if attempt.stopped is not None:
+        _check_real_forward(root, path, args, kwargs, original_forward, attempt.stopped)
+    reported = tuple(Opaque(error.path, error.reason, error.source) for error in attempt.found.values())
+    regions = attempt.session.finish()
+    return Capture(regions, reported, tuple(attempt.session.assumptions), time.monotonic() - started)
 
 
-def _sessions(
-    root: nn.Module,
-    path: str,
-    structure: Structure,
+@dataclass
+class Attempt:
+    """The last session at one level of symbolic sizes."""
+
+    session: Session
+    found: dict[str, OpaqueError]
+    stopped: StoppedError | None = None
+
+
+def _attempt(
+    start: Callable[[dict[str, OpaqueError]], Session],
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
-    flags: Callable[[nn.Module, str], Hashable],
-    original_forward: Callable[[nn.Module], Callable[..., Any]],
+    path: str,
+    structure: Structure,
     found: dict[str, OpaqueError],
-    level: int,
-    deadline: float,
-) -> Session | None:
+) -> Attempt | None:
     """Start anew with one more opaque module until a run ends; None when the time is up."""
     for _ in range(MAX_RESTARTS):
-        session = Session(root, path, structure, found, flags, original_forward, level, deadline)
+        session = start(found)
         try:
             session.run(args, kwargs)
         except OpaqueError as error:
@@ -88,11 +99,11 @@ def _sessions(
         except TimeUpError:
             return None
         except StoppedError as error:
-            _check_real_forward(root, path, args, kwargs, original_forward, error)
             stopped, reason = error.args
             for unfinished in session.unfinished():
                 found.setdefault(unfinished, OpaqueError(unfinished, f"{stopped!r} could not be run on fakes ({reason})"))
-        return session
+            return Attempt(session, found, error)
+        return Attempt(session, found)
     return None
 
 
@@ -141,7 +152,7 @@ def _real_forward_error(
     buffers = [(buffer, buffer.detach().clone()) for buffer in root.buffers()]
     parts = calls.split((args, kwargs))
     args, kwargs = calls.rebuild(parts.skeleton, parts.leaves)  # a cache of its own: the forward may write to it
-    with torch.random.fork_rng(), torch.no_grad():
+    with random_states_kept(), torch.no_grad():
         try:
             forward(root)(*args, **kwargs)
         except Exception as error:  # noqa: BLE001 - whatever the user's forward raises is the answer

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import inspect
+import random
 import sys
 import time
 from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy
 import torch
 from torch import fx, nn
 
@@ -136,7 +138,7 @@ class Session:
         """Record the root's forward, and every region below it."""
         from rewrite.capture.intercept import interception
 
-        with torch.random.fork_rng(devices=[]), private.transformers_sees_real_tensors():
+        with random_states_kept(), private.transformers_sees_real_tensors():
             args, kwargs = self._fake_arguments(args, kwargs)
             with self._fake_tensors(), interception(self):
                 self.enter_region(self.root, self.root_path, args, kwargs)
@@ -462,6 +464,18 @@ def ambient() -> Hashable:
     devices = ("cpu", "cuda")
     casts = tuple(torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None for kind in devices)
     return (torch.is_grad_enabled(), torch.is_inference_mode_enabled(), casts, torch.get_default_dtype())
+
+
+@contextlib.contextmanager
+def random_states_kept() -> Iterator[None]:
+    """Python's, numpy's and torch's random numbers go on as if nothing had run."""
+    python, numbers = random.getstate(), numpy.random.get_state()
+    try:
+        with torch.random.fork_rng():
+            yield
+    finally:
+        random.setstate(python)
+        numpy.random.set_state(numbers)
 
 
 def leaf_names(forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[str]:

@@ -45,8 +45,8 @@ def _stack_elements(stack: nn.Module, path: str, structure: Structure) -> Iterat
         if next(child.children(), None) is not None and not isinstance(child, CONTAINERS):
             classes.setdefault(type(child), []).append((name, child))
     for kind, elements in classes.items():
-        if len(elements) < 2:
-            continue
+        if len(elements) < 2 and not (isinstance(stack, nn.ModuleList) and len(stack) == 1):
+            continue  # a list of one is a stack too: its block may be called many times
         groups: dict[Hashable, list[tuple[str, nn.Module]]] = {}
         for name, child in elements:
             groups.setdefault((path, kind, signature(child)), []).append((name, child))

@@ -107,6 +107,7 @@ def _part(
     """The segment as a graph: for the forward, which also returns what is kept, or for the recompute, which takes it."""
     part = fx.Graph()
     copied: dict[fx.Node, Any] = {}
+    saved: list[fx.Node] = []
     for node in [*inputs, *(kept if again else [])]:
         copied[node] = part.placeholder(node.name)
     for node in attributes:  # read inside: a weight is never held as an input
@@ -119,10 +120,11 @@ def _part(
             copied[node] = part.create_node(
                 "call_function", runtime.Kept(node.op, node.target), arguments, keywords, name=node.name
             )
+            saved.append(part.call_function(runtime.copied, (copied[node],)))
         else:
             copied[node] = part.node_copy(node, copied.__getitem__)
     results = tuple(copied[node] for node in outputs)
-    part.output(results if again else (*results, *[copied[node] for node in kept]))
+    part.output(results if again else (*results, *saved))
     return part
 
 
