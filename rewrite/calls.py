@@ -10,13 +10,16 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+import numbers
 import types
+from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
+SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
 PRIMITIVES = (bool, str, bytes, complex, type(None), type(...), torch.dtype, torch.device, torch.layout)
 STATIC = (
     torch.nn.Module,
@@ -68,14 +71,47 @@ def split(value: Any, *, opened: bool = True) -> Parts:
 
 def is_object(value: Any) -> bool:
     """Whether `split` opens `value` as an object that may hold tensors."""
-    if isinstance(value, (torch.Tensor, *PRIMITIVES, *STATIC)) or not hasattr(value, "__dict__"):
+    if isinstance(value, (torch.Tensor, *PRIMITIVES, *STATIC, list, dict, tuple)) or not hasattr(value, "__dict__"):
+        return False
+    if is_record(value):
         return False
     return type(value).__module__.split(".")[0] not in CLOSED_PACKAGES
 
 
 def is_record(value: Any) -> bool:
-    """Whether `value` is a dataclass, whose fields are its whole content (a model output)."""
+    """Whether `value` is made anew from its content: a dataclass (a model output), or its own kind of list or dict."""
+    if isinstance(value, (list, dict)):
+        return type(value) not in (list, dict)
     return dataclasses.is_dataclass(value) and not isinstance(value, type)
+
+
+def contents(value: Any) -> Hashable:
+    """What the lists, dicts and records in `value` hold, by identity; a later answer differs if one was changed.
+
+    Calls take these apart and make them anew, so a change of one would be lost; objects that hold tensors are not
+    looked into.
+    """
+    if isinstance(value, (list, tuple)) or type(value) is dict or is_record(value):
+        items = _items(value)
+        return (Same(value), *[(key, Same(item), contents(item)) for key, item in items])
+    return None
+
+
+def _items(value: Any) -> list[tuple[Hashable, Any]]:
+    """Keys, places and attribute names of a container, each with what stands there."""
+    items: list[tuple[Hashable, Any]] = []
+    if isinstance(value, (list, tuple)):
+        items += enumerate(value)
+    elif isinstance(value, Mapping):
+        items += [(_key(key), item) for key, item in value.items()]
+    return items + [(name, item) for name, item in _attributes(value) if not isinstance(value, Mapping)]
+
+
+def _attributes(value: Any) -> list[tuple[str, Any]]:
+    """A record's fields that have a value, then its other attributes."""
+    fields = dataclasses.fields(value) if dataclasses.is_dataclass(value) else ()
+    names = dict.fromkeys([*(entry.name for entry in fields), *getattr(value, "__dict__", ())])
+    return [(name, getattr(value, name)) for name in names if hasattr(value, name)]
 
 
 class _Walk:
@@ -90,7 +126,7 @@ class _Walk:
             self.leaves.append(value)
             return ("tensor", value.dtype, value.device, value.ndim)
         kind = type(value)
-        if kind is int or isinstance(value, torch.SymInt):
+        if kind is int or isinstance(value, SYMBOLIC):
             self.leaves.append(value)
             return ("int",)
         if kind is float:
@@ -104,10 +140,12 @@ class _Walk:
         return self.visit_other(value, kind)
 
     def visit_other(self, value: Any, kind: type) -> Hashable:
-        if isinstance(value, tuple) and hasattr(value, "_fields"):
-            return ("namedtuple", kind, *[self.visit(item) for item in value])
+        if isinstance(value, tuple):
+            return ("tuple", kind, *[self.visit(item) for item in value])
         if isinstance(value, STATIC):
             return ("same", Same(value))
+        if isinstance(value, (numbers.Number, range)):
+            return (kind, value)
         if isinstance(value, slice):
             return ("slice", self.visit(value.start), self.visit(value.stop), self.visit(value.step))
         if is_record(value):
@@ -117,10 +155,16 @@ class _Walk:
         return self.visit_object(value, kind) if is_object(value) else ("same", Same(value))
 
     def visit_record(self, value: Any, kind: type) -> Hashable:
-        if isinstance(value, Mapping):
+        if isinstance(value, Mapping) and dataclasses.is_dataclass(value):
             return ("output", kind, *[(key, self.visit(item)) for key, item in value.items()])
-        names = [entry.name for entry in dataclasses.fields(value)]
-        return ("record", kind, *[(name, self.visit(getattr(value, name))) for name in names])
+        attributes = tuple((name, self.visit(item)) for name, item in _attributes(value))
+        if isinstance(value, list):
+            return ("list", kind, attributes, *[self.visit(item) for item in value])
+        if isinstance(value, dict):
+            factory = Same(value.default_factory) if isinstance(value, defaultdict) else None
+            items = tuple((_key(key), self.visit(item)) for key, item in value.items())
+            return ("dict", kind, attributes, factory, items)
+        return ("record", kind, *attributes)
 
     def visit_object(self, value: Any, kind: type) -> Hashable:
         if not self.opened:
@@ -176,7 +220,7 @@ class _Join:
 
     def build_object(self, skeleton: Any) -> Any:
         given = next(self.leaves)
-        made = given if self.reuse else object.__new__(skeleton[1])
+        made = given if self.reuse else new_object(skeleton[1])
         self.objects.append(made)
         content = {name: self.build(item) for name, item in skeleton[2:]}
         vars(made).clear()
@@ -187,13 +231,48 @@ class _Join:
         return skeleton[1](**{key: self.build(item) for key, item in skeleton[2:]})
 
     def build_record(self, skeleton: Any) -> Any:
-        made = object.__new__(skeleton[1])
-        for name, item in skeleton[2:]:
+        made = new_object(skeleton[1])
+        self.set_attributes(made, skeleton[2:])
+        return made
+
+    def set_attributes(self, made: Any, attributes: tuple[Any, ...]) -> None:
+        for name, item in attributes:
             object.__setattr__(made, name, self.build(item))
+
+    def build_tuple(self, skeleton: Any) -> Any:
+        kind, items = skeleton[1], [self.build(item) for item in skeleton[2:]]
+        if hasattr(kind, "_fields"):
+            return kind(*items)
+        return kind(items) if hasattr(kind, "n_fields") else tuple.__new__(kind, items)
+
+    def build_list(self, skeleton: Any) -> Any:
+        kind, attributes, *items = skeleton[1:]
+        made = kind.__new__(kind)
+        self.set_attributes(made, attributes)
+        list.extend(made, [self.build(item) for item in items])
+        return made
+
+    def build_dict(self, skeleton: Any) -> Any:
+        kind, attributes, factory, items = skeleton[1:]
+        made = kind.__new__(kind)
+        if factory is not None:
+            made.default_factory = factory.value
+        self.set_attributes(made, attributes)
+        base: Any = OrderedDict if isinstance(made, OrderedDict) else dict
+        for key, item in items:
+            base.__setitem__(made, _unwrap(key), self.build(item))
         return made
 
     def build_mapping(self, skeleton: Any) -> Any:
         return skeleton[1]([(_unwrap(key), self.build(item)) for key, item in skeleton[2:]])
+
+
+def new_object(kind: Any) -> Any:
+    """An empty instance of `kind`, to be given its content."""
+    try:
+        return object.__new__(kind)
+    except TypeError:  # a class with C code at its base makes its own instances
+        return kind.__new__(kind)
 
 
 def _unwrap(key: Any) -> Any:
@@ -205,7 +284,9 @@ BUILDERS: dict[str, Callable[[_Join, Any], Any]] = {
     "same": lambda joining, skeleton: skeleton[1].value,
     "again": lambda joining, skeleton: joining.objects[skeleton[1]],
     "slice": lambda joining, skeleton: slice(*[joining.build(item) for item in skeleton[1:]]),
-    "namedtuple": lambda joining, skeleton: skeleton[1](*[joining.build(item) for item in skeleton[2:]]),
+    "tuple": _Join.build_tuple,
+    "list": _Join.build_list,
+    "dict": _Join.build_dict,
     "output": _Join.build_output,
     "record": _Join.build_record,
     "mapping": _Join.build_mapping,

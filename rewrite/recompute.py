@@ -113,7 +113,7 @@ def _changed(path: str, what: str) -> RecomputeError:
     return RecomputeError(
         f"recompute of {path or 'the model'!r}",
         f"{what} was changed in place between the forward and the backward that recomputes from it",
-        "call backward before the optimizer step (or before the in-place change), or leave this block out of Checkpoint",
+        "call backward before the optimizer step (or before the in-place change), or leave it out of Checkpoint",
     )
 
 

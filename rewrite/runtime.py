@@ -55,7 +55,7 @@ class Assign(Build):
 
 def new_object(kind: type) -> Any:
     """An empty instance of `kind`, to be given its content by `Assign`."""
-    return object.__new__(kind)
+    return calls.new_object(kind)
 
 
 def read_leaf(value: Any, place: int) -> torch.Tensor:
@@ -101,8 +101,8 @@ class Kept:
     __module__ = "rewrite.runtime"
 
     def __init__(self, op: str, target: Any) -> None:
-        self.function = None if op == "call_method" else target
-        self.method = target if op == "call_method" else None
+        self.function: Callable[..., Any] | None = None if op == "call_method" else target
+        self.method = str(target)
         self.__name__ = self.__qualname__ = f"kept_{getattr(target, '__name__', target)}"
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -140,11 +140,12 @@ class Expect:
     def __call__(self, result: Any, sizes: list[tuple[Any, ...] | None]) -> Any:
         parts = calls.split(result, opened=False)
         shapes = [tuple(leaf.shape) if isinstance(leaf, torch.Tensor) else None for leaf in parts.leaves]
-        if not same_but_devices(parts.skeleton, self.skeleton) or shapes != [s if s is None else tuple(s) for s in sizes]:
+        expected = [None if size is None else tuple(size) for size in sizes]
+        if not same_but_devices(parts.skeleton, self.skeleton) or shapes != expected:
             raise RewriteError(
                 f"module {self.path!r}",
-                f"it returned tensors of shapes {shapes}, where the graph around it was captured for {sizes}",
-                "its result depends on data: keep the modules around it as they are with `opaque=[...]` naming their paths",
+                f"it returned tensors of shapes {shapes}, where the graph around it was captured for {expected}",
+                "its result depends on data: name the paths of the modules around it in `opaque=[...]`",
             )
         return result
 

@@ -50,7 +50,7 @@ class RegionForward:
         self.module = module
         self.path = path
         self.rewriting = rewriting
-        self.given = vars(module).get("forward")
+        self.given: Callable[..., Any] | None = vars(module).get("forward")
         """A forward that somebody had put on the instance before."""
         self.table: dict[Hashable, list[Variant]] = {}
         self.known_members: list[nn.Module] | None = None
@@ -70,9 +70,7 @@ class RegionForward:
 
     @property
     def original(self) -> Callable[..., Any]:
-        if self.given is not None:
-            return self.given
-        return types.MethodType(type(self.module).forward, self.module)
+        return self.given or types.MethodType(type(self.module).forward, self.module)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if capturing():

@@ -89,7 +89,8 @@ class Rewriting:
 
     def program(self, path: str, capture: Capture) -> Program:
         regions = tuple(self.region(captured) for captured in capture.regions)
-        metadata = {"blocks": tuple(self.blocks().blocks), "seconds": capture.seconds, "assumptions": capture.assumptions}
+        blocks = tuple(self.blocks().blocks)
+        metadata = {"blocks": blocks, "seconds": capture.seconds, "assumptions": capture.assumptions}
         return Program(regions, capture.opaque, type(self.root).__name__, metadata)
 
     def region(self, captured: Captured) -> Region:
@@ -164,7 +165,8 @@ class Rewriting:
 
     def __getstate__(self) -> dict[str, Any]:
         """Graphs are not pickled; the unpickled model captures again at its first call."""
-        return {**vars(self), "structure": None, "failed": set(), "full": set(), "without_graph": set(), "results": [], "before": []}
+        nothing: dict[str, Any] = {"failed": set(), "full": set(), "without_graph": set(), "results": [], "before": []}
+        return {**vars(self), "structure": None, **nothing}
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Rewriting:
         made = object.__new__(type(self))
@@ -186,7 +188,7 @@ class Replicate:
         self.module = module
 
     def __call__(self) -> nn.Module:
-        replica = type(self.module)._replicate_for_data_parallel(self.module)
+        replica: nn.Module = type(self.module)._replicate_for_data_parallel(self.module)
         forward = vars(replica)["forward"]
         vars(replica)["forward"] = forward.bound_to(replica)
         return replica
@@ -201,4 +203,4 @@ def original_forward(module: nn.Module) -> Callable[..., Any]:
 def _is_stand_in(leaf: Any) -> bool:
     from torch._subclasses.fake_tensor import FakeTensor
 
-    return isinstance(leaf, FakeTensor) or isinstance(leaf, torch.fx.Proxy)
+    return isinstance(leaf, (FakeTensor, torch.fx.Proxy))

@@ -11,15 +11,15 @@ from rewrite import runtime
 from rewrite.emit.code import compile_graph
 from rewrite.errors import ContractError
 from rewrite.program import Region, value_tensors
-from rewrite.tags import KEEP, RECOMPUTE
 from rewrite.recompute import Recomputed
+from rewrite.tags import KEEP, RECOMPUTE
 
 
 def fold_segments(region: Region) -> fx.Graph:
     """A graph in which every recompute segment of `region` is one call that recomputes in the backward.
 
-    Raises ContractError when a segment
-    cannot be run in one piece, because a node outside it stands between two of its nodes.
+    Raises ContractError when a segment cannot be run in one piece, because a node outside it stands between two of
+    its nodes.
     """
     segments = region.segments()
     if not segments:
@@ -104,7 +104,7 @@ def _part(
     *,
     again: bool,
 ) -> fx.Graph:
-    """The segment as a graph: for the forward, which also returns what is kept, or for the recompute, which takes it."""
+    """The segment as a graph: for the forward, which also returns what is kept, or the recompute, which takes it."""
     part = fx.Graph()
     copied: dict[fx.Node, Any] = {}
     saved: list[fx.Node] = []
