@@ -95,3 +95,18 @@ def transformers_sees_real_tensors() -> Iterator[None]:
         yield
     finally:
         setattr(utils, "is_fake_tensor", original)
+
+
+@contextlib.contextmanager
+def transformers_collects_nothing() -> Iterator[None]:
+    """transformers collects hidden states through hooks, into a list of the call that runs: keep ours out of it."""
+    capturing = sys.modules.get("transformers.utils.output_capturing")
+    collector = getattr(capturing, "_active_collector", None)
+    if collector is None:
+        yield
+        return
+    token = collector.set(None)
+    try:
+        yield
+    finally:
+        collector.reset(token)

@@ -8,6 +8,7 @@ import types
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
+import numpy
 import torch
 from torch import fx, nn
 from torch.nn.modules.batchnorm import _NormBase
@@ -111,6 +112,8 @@ class Recorder:
             return self.graph.call_function(runtime.Build(parts.skeleton, type(value).__name__), (leaves,))
         if calls.is_object(value):
             return self.object_node(value)
+        if isinstance(value, (numpy.ndarray, numpy.generic)):
+            raise self.session.opaque("its forward makes a tensor from numpy data, which a graph would hold as it is now")
         return self.constant(value)
 
     def number(self, value: Any) -> Any:
@@ -141,6 +144,14 @@ class Recorder:
         node = self.constant(tensor)
         self.track(tensor, node)
         return node
+
+    def knows(self, value: Any) -> bool:
+        """Whether every tensor in a result came about in this graph."""
+        tensors = [leaf for leaf in calls.split(value).leaves if isinstance(leaf, private.FakeTensor)]
+        return all(
+            id(tensor) in self.nodes or id(tensor) in self.session.tensor_names or self.inside_object(tensor) is not None
+            for tensor in tensors
+        )
 
     def constant(self, value: Any) -> fx.Node:
         return self.graph.call_function(runtime.Constant(value), ())

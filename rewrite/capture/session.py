@@ -31,6 +31,12 @@ SILENT = frozenset(
 """Functions that only look at a tensor's description: run, never recorded."""
 
 
+PLAIN_LAYERS = frozenset(
+    {nn.Linear, nn.Embedding, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm, nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.BatchNorm1d, nn.BatchNorm2d}
+)
+"""Layers of one operator: called from a module without a graph, they get a graph of their own."""
+
+
 class TimeUpError(Exception):
     """The capture took longer than it may."""
 
@@ -138,7 +144,8 @@ class Session:
         """Record the root's forward, and every region below it."""
         from rewrite.capture.intercept import interception
 
-        with random_states_kept(), private.transformers_sees_real_tensors():
+        compatible = (private.transformers_sees_real_tensors(), private.transformers_collects_nothing())
+        with random_states_kept(), compatible[0], compatible[1]:
             args, kwargs = self._fake_arguments(args, kwargs)
             with self._fake_tensors(), interception(self):
                 self.enter_region(self.root, self.root_path, args, kwargs)
@@ -249,7 +256,7 @@ class Session:
         skeleton = recorder.parts.skeleton
         self.recorder, self.stack, self.read_hidden = recorder, [path], False
         try:
-            with self._instance_attributes_watched(module, path):
+            with self._instance_attributes_watched(module, path), self.no_foreign_random_numbers():
                 out = forward(*args, **kwargs)
             result = recorder.output(out)
         except (OpaqueError, StoppedError, TimeUpError):
@@ -300,7 +307,8 @@ class Session:
         outer, outer_stack = self.recorder, self.stack
         self.recorder, self.stack = None, [path]
         try:
-            return self.original_forward(module)(*args, **kwargs)
+            with random_states_kept():
+                return self.original_forward(module)(*args, **kwargs)
         except (OpaqueError, StoppedError, TimeUpError):
             raise
         except Exception as error:
@@ -324,7 +332,7 @@ class Session:
         recorder = self.recorder
         is_region = path in self.structure.blocks or (has_hooks(module) and not self.is_leaf(module))
         if recorder is None:
-            if self.is_leaf(module) and not is_region:
+            if self.is_leaf(module) and not is_region and type(module) not in PLAIN_LAYERS:
                 return self.run_leaf(module, path, args, kwargs)
             return self.enter_region(module, path, args, kwargs)
         if path in self.opaque_paths:
@@ -350,13 +358,26 @@ class Session:
             return out
         self.stack.append(path)
         try:
-            return self.original_forward(module)(*args, **kwargs)
+            with self.no_foreign_random_numbers():
+                out = self.original_forward(module)(*args, **kwargs)
+            if not recorder.knows(out):
+                raise self.opaque("it returns a tensor that a region below it made and did not return itself")
+            return out
         except BaseException:
             if self.last_place[0] == "":
                 self.last_place = (path, self.source())
             raise
         finally:
             self.stack.pop()
+
+    @contextlib.contextmanager
+    def no_foreign_random_numbers(self) -> Iterator[None]:
+        """A graph would hold the numbers that Python's or numpy's generator drew during the capture."""
+        python, numbers = random.getstate(), numpy.random.get_state()
+        yield
+        drawn = numpy.random.get_state()
+        if random.getstate() != python or drawn[2] != numbers[2] or not numpy.array_equal(drawn[1], numbers[1]):
+            raise self.opaque("its forward draws random numbers from Python's or numpy's generator")
 
     def _can_nest(self, path: str) -> bool:
         """A region is not opened inside a block's graph: the block is the unit that passes work on."""
@@ -514,7 +535,17 @@ def _grouped_matmul(left: torch.Tensor, right: torch.Tensor, *args: Any, **kwarg
     return out.requires_grad_().clone() if needs_grad else out
 
 
+def _ctc_loss(
+    log_probs: torch.Tensor, targets: torch.Tensor, input_lengths: Any, target_lengths: Any, blank: int = 0,
+    reduction: str = "mean", zero_infinity: bool = False,
+) -> torch.Tensor:  # fmt: skip
+    """What `ctc_loss` returns, by description alone: on fakes it asks for the longest target."""
+    out = log_probs.new_empty(log_probs.shape[1:2] if reduction == "none" and log_probs.ndim == 3 else ())
+    return out.requires_grad_().clone() if torch.is_grad_enabled() and log_probs.requires_grad else out
+
+
 STAND_INS: dict[Any, Callable[..., Any]] = {
+    torch.nn.functional.ctc_loss: _ctc_loss,
     torch.nn.functional.scaled_dot_product_attention: _attention,
     **{
         getattr(home, name): _grouped_matmul
