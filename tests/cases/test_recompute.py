@@ -9,6 +9,7 @@ from torch.nn import functional
 
 import rewrite
 from passes import Checkpoint
+from tests.promises.pairs import names
 from tests.zoo import ZOO
 from tests.zoo.compare import assert_equal, run
 
@@ -100,7 +101,7 @@ def test_batch_statistics_are_updated_once(policy: Checkpoint) -> None:
 
 
 @policies
-@pytest.mark.parametrize("name", ["bert", "gpt2", "t5", "plain-branching"])
+@names("bert", "plain-branching", sweep=("gpt2", "t5"))
 def test_frozen_embeddings_still_train_the_rest(policy: Checkpoint, name: str) -> None:
     """huggingface/transformers#21381, #23170: frozen embeddings then recompute, and no gradient at all."""
     entry = ZOO[name]
@@ -158,7 +159,7 @@ def test_a_cache_does_not_grow_twice(policy: Checkpoint) -> None:
 
 
 @policies
-@pytest.mark.parametrize("name", ["gpt2", "llama", "t5", "gemma2"])
+@names("gpt2", sweep=("llama", "t5", "gemma2"))
 def test_the_cache_of_a_language_model_keeps_its_length(policy: Checkpoint, name: str) -> None:
     """huggingface/transformers#28056: `use_cache=True` with recomputation; the cache comes back as it was."""
     entry = ZOO[name]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import functools
 from dataclasses import dataclass
 
 import pytest
@@ -25,12 +27,26 @@ class Pair:
     inputs: Inputs
 
 
-def pair(name: str, policy: str = "blocks", *, mask: int = 0) -> Pair:
-    """Both in train mode, with a batch of the first shape."""
+def names(*quick: str, sweep: tuple[str, ...] = ()) -> pytest.MarkDecorator:
+    """Run a test for each model of `quick`, and for those of `sweep` when asked for."""
+    return pytest.mark.parametrize("name", [*quick, *(pytest.param(name, marks=pytest.mark.sweep) for name in sweep)])
+
+
+def pair(name: str, policy: str = "blocks", *, fresh: bool = False) -> Pair:
+    """Both in train mode, with a batch of the first shape.
+
+    The rewritten one is a deep copy of a model rewritten once, which saves most of the time; `fresh` rewrites anew.
+    """
     entry = ZOO[name]
-    inputs = entry.inputs(*entry.shapes[0], entry.masks[mask])
-    small = rewrite.optimize(entry.build(), passes=[Checkpoint(policy=policy)], example_inputs=inputs)
-    return Pair(entry.build(), small, inputs)
+    small = _rewritten.__wrapped__(name, policy) if fresh else copy.deepcopy(_rewritten(name, policy))
+    return Pair(entry.build(), small, entry.inputs(*entry.shapes[0], entry.masks[0]))
+
+
+@functools.lru_cache
+def _rewritten(name: str, policy: str) -> nn.Module:
+    entry = ZOO[name]
+    inputs = entry.inputs(*entry.shapes[0], entry.masks[0])
+    return rewrite.optimize(entry.build(), passes=[Checkpoint(policy=policy)], example_inputs=inputs)
 
 
 def blocks(model: nn.Module) -> list[nn.Module]:

@@ -12,11 +12,11 @@ import pytest
 import torch
 from torch import nn
 
-from tests.promises.pairs import Pair, blocks, pair, policies
+from tests.promises.pairs import Pair, blocks, names, pair, policies
 from tests.zoo import ZOO
 from tests.zoo.compare import assert_equal, run
 
-NAMES = ("bert", "llama", "plain-resnet", "plain-branching")
+models = names("bert", "plain-branching", sweep=("llama", "plain-resnet", "t5"))
 
 
 def _saved(module: nn.Module) -> nn.Module:
@@ -35,9 +35,9 @@ COPIES: dict[str, Callable[[nn.Module], nn.Module]] = {
 
 
 @pytest.mark.parametrize("way", COPIES)
-@pytest.mark.parametrize("name", NAMES)
+@models
 def test_a_copy_computes_the_same_with_weights_of_its_own(name: str, way: str) -> None:
-    both = pair(name)
+    both = pair(name, fresh=True)
     made = COPIES[way](both.small)
     assert not {id(p) for p in made.parameters()} & {id(p) for p in both.small.parameters()}
     assert_equal(run(both.plain, both.inputs), run(made, both.inputs))
@@ -74,7 +74,7 @@ def test_ties_survive_a_copy() -> None:
     assert loaded.lm_head.weight is loaded.transformer.wte.weight
 
 
-@pytest.mark.parametrize("name", NAMES)
+@models
 def test_a_state_dict_goes_both_ways(name: str) -> None:
     both = pair(name)
     other = ZOO[name].build(seed=7)

@@ -10,14 +10,14 @@ import transformers
 
 import rewrite
 from passes import Checkpoint
-from tests.promises.pairs import pair
+from tests.promises.pairs import names, pair
 from tests.zoo import ZOO
 from tests.zoo.compare import assert_equal, run
 
-NAMES = ("bert", "llama", "t5", "plain-unet")
+models = names("bert", "plain-branching", sweep=("llama", "t5", "plain-unet"))
 
 
-@pytest.mark.parametrize("name", NAMES)
+@models
 def test_class_configuration_and_signature_are_the_models_own(name: str) -> None:
     entry = ZOO[name]
     model = entry.build()
@@ -36,7 +36,7 @@ def test_class_configuration_and_signature_are_the_models_own(name: str) -> None
         assert small.get_input_embeddings().weight is model.get_input_embeddings().weight
 
 
-@pytest.mark.parametrize("name", NAMES)
+@models
 def test_every_module_of_the_original_is_there(name: str) -> None:
     both = pair(name)
     ours, theirs = dict(both.plain.named_modules()), dict(both.small.named_modules())
@@ -75,7 +75,7 @@ def test_positional_arguments_and_other_keywords_are_taken() -> None:
 
 
 def test_wrong_arguments_raise_what_the_model_raises() -> None:
-    plain = pair("plain-unet")
+    plain = pair("plain-branching")
     with pytest.raises(TypeError, match="no_such_argument"):
         plain.small(**plain.inputs, no_such_argument=1)
     both = pair("bert")

@@ -12,11 +12,10 @@ from torch import nn
 import rewrite
 from passes import Checkpoint
 from tests.cases.test_distributed import Twice
-from tests.promises.pairs import Pair, blocks, pair, policies
+from tests.promises.pairs import Pair, blocks, names, pair, policies
 from tests.zoo.compare import assert_equal, loss_of, run
 
-NAMES = ("bert", "llama", "plain-branching")
-names = pytest.mark.parametrize("name", NAMES)
+models = names("bert", "plain-branching", sweep=("llama", "t5"))
 
 
 def gradients(model: nn.Module) -> dict[str, torch.Tensor | None]:
@@ -42,7 +41,7 @@ def both_do(both: Pair, action: Callable[[nn.Module], object]) -> tuple[object, 
     return results[0], results[1]
 
 
-@names
+@models
 @policies
 def test_five_optimizer_steps_are_the_same(name: str, policy: str) -> None:
     both = pair(name, policy)
@@ -64,7 +63,7 @@ def test_five_optimizer_steps_are_the_same(name: str, policy: str) -> None:
     assert_equal(run(both.plain, both.inputs, 9, train=False), run(both.small, both.inputs, 9, train=False))
 
 
-@names
+@models
 def test_gradients_accumulate_over_batches(name: str) -> None:
     both = pair(name)
 
@@ -76,7 +75,7 @@ def test_gradients_accumulate_over_batches(name: str) -> None:
     assert_same_gradients(both)
 
 
-@names
+@models
 @policies
 def test_two_forwards_before_two_backwards(name: str, policy: str) -> None:
     both = pair(name, policy)
@@ -90,7 +89,7 @@ def test_two_forwards_before_two_backwards(name: str, policy: str) -> None:
     assert_same_gradients(both)
 
 
-@names
+@models
 @policies
 def test_a_graph_may_be_kept(name: str, policy: str) -> None:
     both = pair(name, policy)
@@ -113,7 +112,7 @@ def test_a_graph_that_was_not_kept_raises(policy: str) -> None:
         loss.backward()
 
 
-@names
+@models
 @policies
 def test_gradients_may_be_asked_for(name: str, policy: str) -> None:
     both = pair(name, policy)
@@ -152,7 +151,7 @@ def test_a_block_used_twice(policy: str) -> None:
     assert_equal(run(model, {"hidden": hidden}), run(small, {"hidden": hidden}))
 
 
-@names
+@models
 def test_freezing_and_thawing_later_is_noticed(name: str) -> None:
     both = pair(name)
     for frozen in ((0,), (0, 1), (), (1,)):
@@ -170,7 +169,7 @@ def test_freezing_and_thawing_later_is_noticed(name: str) -> None:
     assert_equal(run(both.plain, both.inputs), run(both.small, both.inputs))
 
 
-@names
+@models
 def test_no_grad_and_inference_mode(name: str) -> None:
     both = pair(name)
     for mode in (torch.no_grad, torch.inference_mode):
@@ -186,7 +185,7 @@ def test_no_grad_and_inference_mode(name: str) -> None:
     assert_equal(run(both.plain, both.inputs), run(both.small, both.inputs))
 
 
-@names
+@models
 @policies
 def test_an_outer_autocast(name: str, policy: str) -> None:
     both = pair(name, policy)

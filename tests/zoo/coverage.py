@@ -13,12 +13,11 @@ def uncovered(model: nn.Module, program: Program) -> list[str]:
     for region in program.regions:
         for instance in region.instances:
             reached |= _reached(region, instance)
-    below = tuple(f"{path}." for path in reached if path in _leaves(program))
-    return [
-        path
-        for path, module in model.named_modules()
-        if module._parameters and path not in reached and not path.startswith(below)
-    ]
+    leaves = _leaves(program)
+    known = dict(model.named_modules(remove_duplicate=False))
+    modules = {id(known[path]) for path in reached if path in known}
+    modules |= {id(part) for path in reached & leaves if path in known for part in known[path].modules()}
+    return [path for path, module in model.named_modules() if module._parameters and id(module) not in modules]
 
 
 def _reached(region: Region, instance: str) -> set[str]:
