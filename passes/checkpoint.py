@@ -23,7 +23,11 @@ ROUTING = frozenset({"topk", "sort", "argsort", "kthvalue", "msort", "unique"})
 """Functions whose result may differ between two runs when values tie: their value is kept."""
 EFFECTS = ("assign_", "new_object", "build_", "expect")
 """Prefixes of the functions that bring Python objects up to date: never part of a recompute."""
-MODES = frozenset({"set_grad_enabled", "_enter_autocast", "_exit_autocast"})
+ALONE = (
+    "no graph calls several of these blocks in a row without passing them a cache; each is recomputed by itself: turn "
+    "the cache off (use_cache=False) to have segments of several"
+)
+"""Why policy `sqrt` takes blocks one by one."""
 
 
 @dataclass(frozen=True)
@@ -42,11 +46,14 @@ class Checkpoint(Pass):
 
     def __post_init__(self) -> None:
         if self.policy not in POLICIES:
-            raise PassError(f"checkpoint{{policy={self.policy}}}", "there is no such policy", f"choose one of {', '.join(POLICIES)}")
+            subject = f"checkpoint{{policy={self.policy}}}"
+            raise PassError(subject, "there is no such policy", f"choose one of {', '.join(POLICIES)}")
         if not isinstance(self.every, int) or isinstance(self.every, bool) or self.every < 1:
-            raise PassError(f"checkpoint{{every={self.every}}}", "every is a whole number from 1", "leave it out to recompute every block")
+            subject = f"checkpoint{{every={self.every}}}"
+            raise PassError(subject, "every is a whole number from 1", "leave it out to recompute every block")
         if self.every > 1 and (self.policy != "blocks" or self.select is not None):
-            raise PassError("checkpoint", "`every` counts blocks: it goes with policy=blocks and without `select`", "leave one of them out")
+            cause = "`every` counts blocks: it goes with policy=blocks and without `select`"
+            raise PassError("checkpoint", cause, "leave one of them out")
 
     def apply(self, program: Program) -> PassResult:
         """Tag the nodes to recompute; nodes that are tagged already stay as they are."""
@@ -59,8 +66,10 @@ class Checkpoint(Pass):
     def _blocks(self, program: Program) -> PassResult:
         blocks = program.metadata.get("blocks", ())
         if not any(path in blocks for region in program.regions for path in region.instances):
-            reason = "it has no stack of repeated blocks; use policy=sqrt, or name modules with select="
-            return PassResult(program, False, refusals=() if program.regions and program.regions[0].path else (Refusal("", reason),))
+            reason = (
+                "the model has no stack of repeated blocks with a graph; use policy=sqrt, or name modules with select="
+            )
+            return PassResult(program, False, refusals=(Refusal("", reason),) if _is_whole(program) else ())
         wanted = {path for stack in _stacks(blocks).values() for path in stack[:: self.every]}
         return _tag_instances(program, wanted)
 
@@ -68,25 +77,35 @@ class Checkpoint(Pass):
         changes: list[Change] = []
         refusals: list[Refusal] = []
         found: set[str] = set()
-        for region in list(program.regions):
-            groups: dict[tuple[str, ...], list[str]] = {}
-            for instance in region.instances:
-                names = tuple(node.name for node in region.nodes() if _selects(patterns, _path_in(node, region, instance)))
-                groups.setdefault(names, []).append(instance)
-            for names, instances in groups.items():
-                if not names:
-                    continue
+        summary = f"recompute what {', '.join(patterns)} selects"
+        for region in program.regions:
+            for names, instances in _chosen(patterns, region).items():
                 program, part = program.split(program.region(instances[0]), tuple(instances))
-                found |= {pattern for pattern in patterns for name in names for node in part.nodes() if node.name == name and matches(pattern, _path_in(node, part, part.path))}
-                _tag(part, set(names), changes, refusals, f"recompute what {', '.join(patterns)} selects")
+                paths = [_path_in(node, part, part.path) for node in part.nodes() if node.name in names]
+                found |= {pattern for pattern in patterns for path in paths if matches(pattern, path)}
+                _tag(part, set(names), changes, refusals, summary)
         missing = [pattern for pattern in patterns if pattern not in found]
-        if missing and not program.metadata.get("partial", False) and not (program.regions and program.regions[0].path):
+        if missing and _is_whole(program):
             raise SelectorError(
                 f"checkpoint{{select={missing[0]}}}",
                 "it matches no module that a graph of the model runs",
                 "give a path as named_modules() shows it, with * for one component and ** for any number",
             )
         return PassResult(program, bool(changes), tuple(changes), tuple(refusals))
+
+
+def _is_whole(program: Program) -> bool:
+    """Whether the program is a whole model's, rather than one block's that met a new kind of call."""
+    return not program.regions or not program.regions[0].path
+
+
+def _chosen(patterns: Sequence[str], region: Region) -> dict[tuple[str, ...], list[str]]:
+    """Names of the nodes that the patterns select, with the instances for which they do."""
+    groups: dict[tuple[str, ...], list[str]] = {}
+    for instance in region.instances:
+        selected = [node for node in region.nodes() if _selects(patterns, _path_in(node, region, instance))]
+        groups.setdefault(tuple(node.name for node in selected), []).append(instance)
+    return {names: instances for names, instances in groups.items() if names}
 
 
 def _stacks(blocks: Iterable[str]) -> dict[str, list[str]]:
@@ -114,12 +133,13 @@ def _tag_instances(program: Program, wanted: set[str]) -> PassResult:
     changes: list[Change] = []
     refusals: list[Refusal] = []
     reused = _inputs_written_later(program)
+    summary = "recompute in the backward, from the block's inputs"
     for region in list(program.regions):
         taken = tuple(path for path in region.instances if path in wanted and path not in reused)
         refusals += [Refusal(path, reused[path]) for path in region.instances if path in wanted and path in reused]
         if taken:
             program, part = program.split(region, taken)
-            _tag(part, {node.name for node in part.nodes()}, changes, refusals, "recompute in the backward, from the block's inputs")
+            _tag(part, {node.name for node in part.nodes()}, changes, refusals, summary)
     return PassResult(program, bool(changes), tuple(changes), tuple(refusals))
 
 
@@ -132,10 +152,16 @@ def _inputs_written_later(program: Program) -> dict[str, str]:
             written = _storages(other for other in region.nodes() if other.name in node.meta.get("writes", ()))
             for path, inputs in calls:
                 if written & inputs:
-                    found[path] = f"its input is changed in place after the block has run ({node.meta.get('source', '')})"
+                    found[path] = _written_later(node)
             if node.op == "call_module":
                 calls.append((f"{region.path}.{node.target}".lstrip("."), _storages(node.all_input_nodes)))
     return found
+
+
+def _written_later(node: Node) -> str:
+    place = f" at {node.meta['source']}" if node.meta.get("source") else ""
+    cause = f"its input is changed in place{place}, after the block has run"
+    return f"{cause}; write that line without the in-place operation to have the block recomputed"
 
 
 def _storages(nodes: Iterable[Node]) -> set[int]:
@@ -183,11 +209,15 @@ def _plan(region: Region, names: set[str]) -> dict[Node, int] | str:
             plan[node] = segment
         elif node.meta.get("hooked") and node.name in names:
             if depth:
-                return "a module with hooks runs inside a no_grad or autocast span of it; remove the hooks, or leave it out"
+                return f"the hooked module {_called(node)} runs in a no_grad or autocast span of it; remove the hooks"
             segment += 1
     if depth:
         return "a no_grad or autocast span begins inside it and ends outside; select a module around the whole span"
     return plan if any(_computes(node) for node in plan) else {}
+
+
+def _called(node: Node) -> str:
+    return repr(node.target) if node.op == "call_module" else _function_name(node)
 
 
 def _mode_change(node: Node) -> int:
@@ -230,14 +260,12 @@ class _Segments:
                 self._tag_span(region, group, changes, refusals)
         program = self.program
         if alone:
-            refusals += [
-                Refusal(path, "no graph calls several of these blocks in a row without passing them a cache; each is recomputed by itself")
-                for path in sorted(alone, key=_natural)[:1]
-            ]
+            refusals.append(Refusal(min(alone, key=_natural), ALONE))
             result = _tag_instances(program, alone)
             program, changes, refusals = result.program, [*changes, *result.changes], [*refusals, *result.refusals]
-        if not changes and not refusals and not (self.program.regions and self.program.regions[0].path):
-            refusals.append(Refusal("", "its graph has fewer than two modules in a row to make segments of"))
+        if not changes and not refusals and _is_whole(program):
+            reason = "the model's graph calls too few modules in a row to make segments of; name modules with select="
+            refusals.append(Refusal("", reason))
         return PassResult(program, bool(changes), tuple(changes), tuple(refusals))
 
     def _path(self, region: Region, node: Node) -> str:
@@ -276,12 +304,15 @@ class _Segments:
     def _tag_span(self, region: Region, group: list[Node], changes: list[Change], refusals: list[Refusal]) -> None:
         nodes = list(region.nodes())
         span = nodes[nodes.index(group[0]) : nodes.index(group[-1]) + 1]
-        summary = f"recompute {len(group)} in a row in the backward, {self._path(region, group[0])} to {self._path(region, group[-1])}"
+        first, last = (self._path(region, node) for node in (group[0], group[-1]))
+        several = f"{first} to {last}, {len(group)} in a row, " if len(group) > 1 else f"{first} "
+        summary = f"recompute {several}in the backward"
         _tag(region, {node.name for node in span}, changes, refusals, summary)
 
 
 def _bytes(node: Node) -> int:
-    return sum(math.prod(_hint(size) for size in tensor.shape) * tensor.element_size() for tensor in _tensors(node.meta.get("val")))
+    made = _tensors(node.meta.get("val"))
+    return sum(math.prod(map(_hint, tensor.shape)) * tensor.element_size() for tensor in made)
 
 
 def _hint(size: Any) -> int:
