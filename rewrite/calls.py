@@ -69,6 +69,13 @@ def split(value: Any, *, opened: bool = True) -> Parts:
     return Parts(skeleton, walk.leaves)
 
 
+def split_object(value: Any) -> Parts:
+    """Take one object apart, with the objects inside it as leaves; its own leaf comes first."""
+    walk = _Walk(False)
+    content = [(name, walk.visit(item)) for name, item in vars(value).items()]
+    return Parts(("object", type(value), *content), [value, *walk.leaves])
+
+
 def is_object(value: Any) -> bool:
     """Whether `split` opens `value` as an object that may hold tensors."""
     if isinstance(value, (torch.Tensor, *PRIMITIVES, *STATIC, list, dict, tuple)) or not hasattr(value, "__dict__"):

@@ -60,7 +60,7 @@ def new_object(kind: type) -> Any:
 
 def read_leaf(value: Any, place: int) -> torch.Tensor:
     """The tensor at `place` among the leaves of an object."""
-    leaf: torch.Tensor = calls.split(value).leaves[place]
+    leaf: torch.Tensor = calls.split_object(value).leaves[place]
     return leaf
 
 

@@ -147,10 +147,11 @@ class Recorder:
 
     def knows(self, value: Any) -> bool:
         """Whether every tensor in a result came about in this graph."""
-        tensors = [leaf for leaf in calls.split(value).leaves if isinstance(leaf, private.FakeTensor)]
+        leaves = calls.split(value, opened=False).leaves
         return all(
-            id(tensor) in self.nodes or id(tensor) in self.session.tensor_names or self.inside_object(tensor) is not None
-            for tensor in tensors
+            id(leaf) in self.nodes or id(leaf) in self.session.tensor_names or self.leaf_of_object(leaf) is not None
+            for leaf in leaves
+            if isinstance(leaf, private.FakeTensor)
         )
 
     def constant(self, value: Any) -> fx.Node:
@@ -159,40 +160,44 @@ class Recorder:
     # Objects that hold tensors.
 
     def _state(self, value: Any) -> tuple[Any, tuple[int, ...]]:
-        parts = calls.split(value)
+        parts = calls.split_object(value)
         return parts.skeleton, tuple(id(leaf) if not isinstance(leaf, int) else leaf for leaf in parts.leaves)
 
-    def inside_object(self, tensor: torch.Tensor) -> fx.Node | None:
-        """A node for a tensor that a region called before has put into an object."""
-        for value in list(self.keep):
-            entry = self.objects.get(id(value))
-            if entry is None or not calls.is_object(value):
+    def leaf_of_object(self, tensor: torch.Tensor) -> tuple[fx.Node, int] | None:
+        """The node of an object that a region called before put `tensor` into, and its place among the leaves."""
+        for value in self.keep:
+            if id(value) not in self.objects or not calls.is_object(value):
                 continue
-            leaves = calls.split(value).leaves
+            leaves = calls.split_object(value).leaves
             place = next((index for index, leaf in enumerate(leaves) if leaf is tensor), None)
             if place is not None:
-                node = self.graph.call_function(runtime.read_leaf, (entry[0], place))
-                node.meta.update(val=tensor, module_path=self.session.module_path())
-                self.track(tensor, node)
-                return node
+                return self.objects[id(value)][0], place
         return None
 
-    def object_node(self, value: Any) -> fx.Node:
-        """A node whose value is the object in its present state."""
+    def inside_object(self, tensor: torch.Tensor) -> fx.Node | None:
+        """A node that reads a tensor out of the object that holds it."""
+        found = self.leaf_of_object(tensor)
+        if found is None:
+            return None
+        node = self.graph.call_function(runtime.read_leaf, found)
+        node.meta.update(val=tensor, module_path=self.session.module_path())
+        self.track(tensor, node)
+        return node
+
+    def object_node(self, value: Any, around: tuple[int, ...] = ()) -> fx.Node:
+        """A node whose value is the object in its present state, the objects inside it included."""
+        if id(value) not in self.objects:
+            self.new_object(value)
+        leaves = calls.split_object(value).leaves[1:]
+        for leaf in leaves:
+            if calls.is_object(leaf) and id(leaf) not in (*around, id(value)):
+                self.object_node(leaf, (*around, id(value)))
+        node, known = self.objects[id(value)]
         state = self._state(value)
-        known = self.objects.get(id(value))
-        if known is not None and known[1] == state:
-            return known[0]
-        parts = calls.split(value)
-        leaves: list[Any] = []
-        for leaf in parts.leaves:
-            if isinstance(leaf, torch.Tensor) or isinstance(leaf, (int, *SYMBOLIC)):
-                leaves.append(self.argument(leaf))
-            elif id(leaf) in self.objects:
-                leaves.append(self.objects[id(leaf)][0])
-            else:
-                leaves.append(self.new_object(leaf))
-        node = self.graph.call_function(runtime.Assign(parts.skeleton, type(value).__name__), (leaves,))
+        if known == state:
+            return node
+        content = [self.objects[id(leaf)][0] if id(leaf) in self.objects else self.argument(leaf) for leaf in leaves]
+        node = self.graph.call_function(runtime.Assign(state[0], type(value).__name__), ([node, *content],))
         node.meta.update(val=value, module_path=self.session.module_path(), source=self.session.source())
         self.objects[id(value)] = (node, state)
         return node
@@ -308,8 +313,7 @@ class Recorder:
     def output(self, out: Any) -> Any:
         """Close the graph; returns the skeleton of its result."""
         for value in [leaf for leaf in self.parts.leaves if calls.is_object(leaf)]:
-            if self.objects[id(value)][1] != self._state(value):
-                self.object_node(value)
+            self.object_node(value)
         parts = calls.split(out, opened=False)
         node = self.graph.output([self.argument(leaf) for leaf in parts.leaves])
         node.meta["val"] = parts.leaves

@@ -83,8 +83,7 @@ def diff_of(
 def _emitted(model: torch.nn.Module, program: Program) -> torch.nn.Module:
     """A copy of `model` that runs `program`, captured from it, without capturing it once more."""
     rewriting = Rewriting(copy_tree(model), (), {})
-    for region in program.regions:
-        rewriting.emit(region)
+    rewriting.emit(program)
     return rewriting.root
 
 

@@ -16,6 +16,7 @@ from rewrite import calls
 from rewrite.capture.intercept import capturing
 from rewrite.capture.session import ambient
 from rewrite.capture.structure import flags, settings
+from rewrite.readers import Reader
 
 if TYPE_CHECKING:
     from rewrite.emit.rewriting import Rewriting
@@ -25,13 +26,18 @@ if TYPE_CHECKING:
 class Variant:
     """Generated code for one kind of call."""
 
-    key: Hashable
+    key: Any
+    """Skeleton of the arguments, ambient state, flags."""
     predicate: Callable[[list[Any]], bool]
     predicate_text: str
     questions: tuple[tuple[Callable[..., Any], bool], ...]
     """Yes-or-no questions about the inputs' data, and the answers the code was made for."""
     function: Callable[..., Any]
     result: Hashable
+    read: Reader | None = None
+    """The leaves the code uses, read off a call of this kind."""
+    children: tuple[tuple[str, Variant], ...] = ()
+    """Regions the code calls, by path, each with the code that serves: captured together, they need no second check."""
 
     def serves(self, module: nn.Module, leaves: list[Any]) -> bool:
         if not self.predicate(leaves):
@@ -39,8 +45,16 @@ class Variant:
         with torch.no_grad():
             return all(bool(question(module, *leaves)) is answer for question, answer in self.questions)
 
-    def run(self, module: nn.Module, leaves: list[Any]) -> Any:
-        return calls.join(self.result, self.function(module, *leaves))
+    def run(self, forward: RegionForward, leaves: list[Any]) -> Any:
+        if not self.children:
+            return calls.join(self.result, self.function(forward.module, *leaves))
+        underway = [True]
+        for path, variant in self.children:
+            forward.rewriting.install(path).expected = (variant, underway)
+        try:
+            return calls.join(self.result, self.function(forward.module, *leaves))
+        finally:
+            underway[0] = False
 
 
 class RegionForward:
@@ -54,6 +68,8 @@ class RegionForward:
         """A forward that somebody had put on the instance before."""
         self.table: dict[Hashable, list[Variant]] = {}
         self.known_members: list[nn.Module] | None = None
+        self.expected: tuple[Variant, list[bool]] | None = None
+        """Code that the region around, while it runs, knows to serve the next call."""
         self.__signature__ = inspect.signature(self.original)
         self.__doc__ = self.original.__doc__
 
@@ -75,12 +91,20 @@ class RegionForward:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if capturing():
             return self.original(*args, **kwargs)
+        expected, self.expected = self.expected, None
+        if expected is not None and expected[1][0] and self.still_of_kind(expected[0]):
+            return expected[0].run(self, expected[0].read(args, kwargs))
         parts = calls.split((args, kwargs))
         key = (parts.skeleton, ambient(), self.flags())
         for variant in self.table.get(key, ()):
             if variant.serves(self.module, parts.leaves):
-                return variant.run(self.module, parts.leaves)
+                return variant.run(self, parts.leaves)
         return self.rewriting.miss(self, args, kwargs, key, parts.leaves)
+
+    def still_of_kind(self, variant: Variant) -> bool:
+        """Whether a call from the code around, whose inputs were checked there, may run `variant` as it is."""
+        _, around, flags_then = variant.key
+        return not self.module._forward_pre_hooks and ambient() == around and self.flags() == flags_then
 
     def add(self, variant: Variant) -> None:
         known = self.table.setdefault(variant.key, [])
@@ -92,7 +116,7 @@ class RegionForward:
 
     def __getstate__(self) -> dict[str, Any]:
         """Generated code is not pickled: the copy captures again at its first call."""
-        return {**vars(self), "table": {}, "known_members": None, "__signature__": None}
+        return {**vars(self), "table": {}, "expected": None, "known_members": None, "__signature__": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         vars(self).update(state)

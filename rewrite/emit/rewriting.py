@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import logging
+from collections import Counter
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
@@ -13,13 +14,14 @@ from torch import nn
 from rewrite import calls, pipeline
 from rewrite.capture.driver import Capture, capture_module
 from rewrite.capture.session import Captured
-from rewrite.capture.structure import Structure, find_blocks, flags, members, settings
+from rewrite.capture.structure import Structure, find_blocks, flags, join_path, members, settings
 from rewrite.contract import Pass
 from rewrite.emit.code import compile_graph
 from rewrite.emit.forward import RegionForward, Variant
 from rewrite.emit.segments import fold_segments
 from rewrite.errors import CaptureError
 from rewrite.program import Opaque, Program, Region
+from rewrite.readers import leaf_reader
 
 MAX_VARIANTS = 16
 """Kinds of calls that one region has code for; further kinds run the original forward."""
@@ -83,8 +85,7 @@ class Rewriting:
         self.results.append(result)
         if path in {entry.path for entry in program.opaque}:
             self.without_graph.add((path, self.region_flags(self.root.get_submodule(path), path)))
-        for region in result.program.regions:
-            self.emit(region)
+        self.emit(result.program)
         return result
 
     def program(self, path: str, capture: Capture) -> Program:
@@ -108,19 +109,31 @@ class Rewriting:
         flags_of_captured = self.region_flags(captured.module, captured.path)
         return self.region_flags(self.root.get_submodule(path), path) == flags_of_captured
 
-    def emit(self, region: Region) -> None:
-        """Generate code for a region and install it on every instance."""
+    def emit(self, program: Program) -> None:
+        """Generate code for every region and install it on each of its instances; children before their parents."""
+        made: dict[str, list[Variant]] = {}
+        for region in reversed(program.regions):
+            variant = self.variant(region, made)
+            for path in region.instances:
+                made.setdefault(path, []).append(variant)
+                self.install(path).add(variant)
+
+    def variant(self, region: Region, made: dict[str, list[Variant]]) -> Variant:
         captured: Captured = region.captured
-        variant = Variant(
+        placeholders = [node for node in region.graph.nodes if node.op == "placeholder"]
+        used = {place for place, node in enumerate(placeholders) if node.users}
+        calls_of = Counter(join_path(region.path, str(node.target)) for node in region.graph.nodes if node.op == "call_module")
+        children = [(path, made[path][0]) for path, times in calls_of.items() if times == 1 and len(made.get(path, ())) == 1]
+        return Variant(
             captured.key,
             captured.predicate,
             captured.predicate_text,
             tuple((compile_graph(graph, region.path), answer) for graph, answer in captured.questions),
             compile_graph(fold_segments(region), region.path),
             captured.result,
+            leaf_reader(captured.skeleton, used),
+            tuple((path, child) for path, child in children if child.read is not None) if len(region.instances) == 1 else (),
         )
-        for path in region.instances:
-            self.install(path).add(variant)
 
     def miss(
         self, forward: RegionForward, args: tuple[Any, ...], kwargs: dict[str, Any], key: Hashable, leaves: list[Any]
@@ -136,7 +149,7 @@ class Rewriting:
             return forward.original(*args, **kwargs)
         for variant in forward.table.get(key, ()):
             if variant.serves(forward.module, leaves):
-                return variant.run(forward.module, leaves)
+                return variant.run(forward, leaves)
         self.failed.add((forward.path, key))
         return forward.original(*args, **kwargs)
 
