@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import torch
 from torch import nn
@@ -41,18 +41,9 @@ def optimize(
     Raises RewriteError subclasses: CaptureError when the forward fails on the example inputs, SpecError and
     SelectorError for a pipeline that does not fit, InputError for example inputs that are not a call.
     """
-    if not isinstance(model, nn.Module):
-        raise ModelError("model", f"optimize takes a torch.nn.Module, not {type(model).__name__}", "pass the module itself")
-    if budget is not None:
-        raise RewriteError("budget", "planning to a byte budget is not available yet", "name the passes instead")
-    chosen = spec.parse(passes, registry.load) if isinstance(passes, str) else tuple(passes)
-    for entry in chosen:
-        if not isinstance(entry, Pass):
-            raise InputError("passes", f"{entry!r} is not a pass", "give pass objects or a spec text")
-    if isinstance(vars(model).get("forward"), RegionForward):
-        raise ModelError("model", "it has been optimized before", "call optimize on the original with all passes at once")
+    chosen = _checked(model, passes, budget)
     target = model if inplace else copy_tree(model)
-    reasons = {path: "named in `opaque`" for path in _known_paths(target, opaque)}
+    reasons = dict.fromkeys(_known_paths(target, opaque), "named in `opaque`")
     rewriting = Rewriting(target, chosen, reasons)
     if example_inputs is None:
         example_inputs = getattr(model, "dummy_inputs", None)
@@ -68,7 +59,7 @@ def optimize(
         if inplace:
             remove(target)
         raise
-    return target
+    return cast(Model, target)
 
 
 def capture(model: nn.Module, example_inputs: Any) -> Program:
@@ -157,6 +148,25 @@ def as_call(example_inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
         f"{type(example_inputs).__name__} is neither a dict, a tuple, a list nor a tensor",
         "give a dict of keyword arguments or a tuple of positional ones",
     )
+
+
+def _checked(model: nn.Module, passes: str | Sequence[Pass], budget: str | int | None) -> tuple[Pass, ...]:
+    """The passes, if `model` can take them; raises ModelError, SpecError, InputError."""
+    if not isinstance(model, nn.Module):
+        raise ModelError(
+            "model", f"optimize takes a torch.nn.Module, not {type(model).__name__}", "pass the module itself"
+        )
+    if budget is not None:
+        raise RewriteError("budget", "planning to a byte budget is not available yet", "name the passes instead")
+    chosen = spec.parse(passes, registry.load) if isinstance(passes, str) else tuple(passes)
+    for entry in chosen:
+        if not isinstance(entry, Pass):
+            raise InputError("passes", f"{entry!r} is not a pass", "give pass objects or a spec text")
+    if isinstance(vars(model).get("forward"), RegionForward):
+        raise ModelError(
+            "model", "it has been optimized before", "call optimize on the original with all passes at once"
+        )
+    return chosen
 
 
 def _known_paths(model: nn.Module, paths: Sequence[str]) -> list[str]:

@@ -52,7 +52,7 @@ def observe(
             loss = objective(output)
             outputs = {path: _copy(tensor) for path, tensor in tensors(output)}
             if loss.requires_grad:
-                loss.backward()  # type: ignore[no-untyped-call]
+                loss.backward()
         given = [(path, tensor) for path, tensor in tensors((args, kwargs), "input") if tensor.requires_grad]
         leaves = [*module.named_parameters(), *given]
         return Observation(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import time
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
@@ -11,9 +12,11 @@ import torch
 from torch import nn
 
 from rewrite import calls
+from rewrite.capture.captured import Captured, StoppedError, TimeUpError
 from rewrite.capture.recorder import OpaqueError
-from rewrite.capture.session import Captured, Session, StoppedError, TimeUpError, random_states_kept
+from rewrite.capture.session import Session
 from rewrite.capture.structure import Structure, join_path, path_below
+from rewrite.capture.surroundings import random_states_kept
 from rewrite.errors import CaptureError
 from rewrite.program import Opaque
 
@@ -50,12 +53,18 @@ def capture_module(
     started = time.monotonic()
     attempt: Attempt | None = None
     for level, seconds in enumerate(SECONDS_PER_LEVEL):
-        attempt = _attempt(
-            lambda found, level=level, seconds=seconds: Session(
-                root, path, structure, found, flags, original_forward, level, time.monotonic() + seconds
-            ),
-            args, kwargs, path, structure, {name: OpaqueError(name, reason) for name, reason in (opaque or {}).items()},
-        )  # fmt: skip
+        start = functools.partial(
+            Session,
+            root,
+            path,
+            structure,
+            flags=flags,
+            original_forward=original_forward,
+            level=level,
+            deadline=time.monotonic() + seconds,
+        )
+        given = {name: OpaqueError(name, reason) for name, reason in (opaque or {}).items()}
+        attempt = _attempt(start, args, kwargs, path, structure, given)
         if attempt is not None and attempt.stopped is None:
             break
     if attempt is None:
@@ -81,7 +90,7 @@ class Attempt:
 
 
 def _attempt(
-    start: Callable[[dict[str, OpaqueError]], Session],
+    start: Callable[..., Session],
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
     path: str,
@@ -90,7 +99,7 @@ def _attempt(
 ) -> Attempt | None:
     """Start anew with one more opaque module until a run ends; None when the time is up."""
     for _ in range(MAX_RESTARTS):
-        session = start(found)
+        session = start(opaque_paths=found)
         try:
             session.run(args, kwargs)
         except OpaqueError as error:
@@ -101,7 +110,9 @@ def _attempt(
         except StoppedError as error:
             stopped, reason = error.args
             for unfinished in session.unfinished():
-                found.setdefault(unfinished, OpaqueError(unfinished, f"{stopped!r} could not be run on fakes ({reason})"))
+                found.setdefault(
+                    unfinished, OpaqueError(unfinished, f"{stopped!r} could not be run on fakes ({reason})")
+                )
             return Attempt(session, found, error)
         return Attempt(session, found)
     return None
@@ -131,7 +142,7 @@ def _check_real_forward(
     original_forward: Callable[[nn.Module], Callable[..., Any]],
     stopped: StoppedError,
 ) -> None:
-    """Tell a forward that cannot run on fakes from one that fails on these inputs. Raises CaptureError for the second."""
+    """Tell a forward that cannot run on fakes from one that fails on these inputs: CaptureError for the second."""
     tensors = [*root.parameters(), *root.buffers()]
     tensors += [leaf for leaf in calls.split((args, kwargs)).leaves if isinstance(leaf, torch.Tensor)]
     real = not any(tensor.is_meta or type(tensor).__name__ == "DTensor" for tensor in tensors)

@@ -13,6 +13,7 @@ from torch.overrides import TorchFunctionMode
 
 from rewrite import runtime
 from rewrite.capture import private
+from rewrite.capture.descriptions import tensor_versions
 
 if TYPE_CHECKING:
     from rewrite.capture.session import Session
@@ -27,7 +28,7 @@ def capturing() -> bool:
     return bool(ACTIVE)
 
 
-class FunctionMode(TorchFunctionMode):  # type: ignore[misc]
+class FunctionMode(TorchFunctionMode):
     """Hands every torch function to the session."""
 
     def __init__(self, session: Session) -> None:
@@ -119,8 +120,6 @@ def _function_apply(session: Session) -> Any:
     original = vars(torch.autograd.Function)["apply"].__func__
 
     def apply(cls: type[torch.autograd.Function], *args: Any, **kwargs: Any) -> Any:
-        from rewrite.capture.session import tensor_versions
-
         if session.silent:
             return original(cls, *args, **kwargs)
         versions = tensor_versions(args, kwargs)
@@ -137,7 +136,7 @@ def _function_apply(session: Session) -> Any:
 
 
 def _autocast_enter(session: Session) -> Callable[..., Any]:
-    original = torch.autocast.__enter__
+    original: Callable[..., Any] = torch.autocast.__enter__
 
     def enter(context: Any) -> Any:
         recorder = session.recorder

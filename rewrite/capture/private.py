@@ -10,7 +10,7 @@ import sys
 from collections.abc import Iterator
 from typing import Any
 
-import sympy
+import sympy  # type: ignore[import-untyped]
 import torch
 from torch._dispatch.python import enable_python_dispatcher
 from torch._dynamo.source import ConstantSource
@@ -39,7 +39,7 @@ def symbolic_fake_mode() -> FakeTensorMode:
 def make_fake(mode: FakeTensorMode, tensor: torch.Tensor, label: str, dynamic: set[int]) -> torch.Tensor:
     """A fake of `tensor` whose dimensions in `dynamic` are symbols."""
     marks = [DimDynamic.DUCK if d in dynamic else DimDynamic.STATIC for d in range(tensor.ndim)]
-    context = StatelessSymbolicContext(dynamic_sizes=marks)  # type: ignore[arg-type]
+    context: Any = StatelessSymbolicContext(dynamic_sizes=marks)
     return mode.from_tensor(tensor, source=ConstantSource(label), symbolic_context=context)
 
 
@@ -68,14 +68,14 @@ def print_expression(expr: sympy.Basic) -> str:
     return str(PythonPrinter().doprint(expr))
 
 
-def guards(env: ShapeEnv) -> list[sympy.Basic]:
+def guards(mode: FakeTensorMode) -> list[sympy.Basic]:
     """The relations between sizes that the run relied on, in order."""
-    return [guard.expr for guard in env.guards]
+    return [guard.expr for guard in mode.shape_env.guards] if mode.shape_env is not None else []
 
 
-def replacements(env: ShapeEnv) -> dict[sympy.Symbol, sympy.Expr]:
+def replacements(mode: FakeTensorMode) -> dict[sympy.Symbol, sympy.Expr]:
     """Symbols found equal to a number or another symbol."""
-    return dict(env.replacements)
+    return dict(mode.shape_env.replacements) if mode.shape_env is not None else {}
 
 
 def free_symbols(expr: sympy.Basic) -> set[sympy.Symbol]:
@@ -85,16 +85,16 @@ def free_symbols(expr: sympy.Basic) -> set[sympy.Symbol]:
 @contextlib.contextmanager
 def transformers_sees_real_tensors() -> Iterator[None]:
     """transformers builds other masks when it is given fake tensors; make it take the path of a real run."""
-    utils = sys.modules.get("transformers.utils.import_utils")
+    utils: Any = sys.modules.get("transformers.utils.import_utils")
     if utils is None or not hasattr(utils, "is_fake_tensor"):
         yield
         return
-    original = utils.is_fake_tensor
-    setattr(utils, "is_fake_tensor", lambda tensor: False)
+    original: Any = vars(utils)["is_fake_tensor"]
+    utils.is_fake_tensor = lambda tensor: False
     try:
         yield
     finally:
-        setattr(utils, "is_fake_tensor", original)
+        utils.is_fake_tensor = original
 
 
 @contextlib.contextmanager

@@ -42,7 +42,9 @@ def tensor_methods() -> Mapping[Any, str]:
     found: dict[Any, str] = {}
     for name in dir(torch.Tensor):
         method = getattr(torch.Tensor, name, None)
-        if callable(method) and isinstance(method, (types.MethodDescriptorType, types.WrapperDescriptorType, types.FunctionType)):
+        if callable(method) and isinstance(
+            method, (types.MethodDescriptorType, types.WrapperDescriptorType, types.FunctionType)
+        ):
             found.setdefault(method, name)
     return found
 
@@ -50,7 +52,9 @@ def tensor_methods() -> Mapping[Any, str]:
 class Recorder:
     """The graph of one region in the making."""
 
-    def __init__(self, session: Session, path: str, args: tuple[Any, ...], kwargs: dict[str, Any], names: list[str]) -> None:
+    def __init__(
+        self, session: Session, path: str, args: tuple[Any, ...], kwargs: dict[str, Any], names: list[str]
+    ) -> None:
         self.session = session
         self.path = path
         self.graph = fx.Graph()
@@ -113,7 +117,9 @@ class Recorder:
         if calls.is_object(value):
             return self.object_node(value)
         if isinstance(value, (numpy.ndarray, numpy.generic)):
-            raise self.session.opaque("its forward makes a tensor from numpy data, which a graph would hold as it is now")
+            raise self.session.opaque(
+                "its forward makes a tensor from numpy data, which a graph would hold as it is now"
+            )
         return self.constant(value)
 
     def number(self, value: Any) -> Any:
@@ -210,10 +216,18 @@ class Recorder:
 
     def refresh_objects(self) -> None:
         """After a call of a module with its own forward: the call has brought the real objects to their new state."""
-        for value in self.keep:
+        for value in list(self.keep):
             entry = self.objects.get(id(value))
             if entry is not None and entry[1] is not None:
-                self.objects[id(value)] = (entry[0], self._state(value))
+                self.found_object(value, entry[0])
+
+    def found_object(self, value: Any, node: fx.Node) -> None:
+        """`node` gives an object that exists, in its present state, and through it the objects inside."""
+        self.objects[id(value)] = (node, self._state(value))
+        self.keep.append(value)
+        for place, leaf in enumerate(calls.split_object(value).leaves):
+            if place and calls.is_object(leaf) and id(leaf) not in self.objects:
+                self.found_object(leaf, self.graph.call_function(runtime.read_leaf, (node, place)))
 
     def note_buffers(self, module: nn.Module, path: str) -> None:
         """Remember the statistics a called layer writes: its kernels change them without telling autograd."""
@@ -275,8 +289,7 @@ class Recorder:
         below = path_below(path, self.path)
         assert below, f"{path} is not below {self.path}"
         arguments, keywords = self.argument(tuple(args)), self.argument(dict(kwargs))
-        node = self.graph.create_node("call_module", below, arguments, keywords, name=below.replace(".", "_"))
-        return node
+        return self.graph.create_node("call_module", below, arguments, keywords, name=below.replace(".", "_"))
 
     def finish(self, node: fx.Node, out: Any, path: str | None = None) -> None:
         """Say what `node` gives, where it comes from, and which nodes read its parts."""
@@ -302,9 +315,9 @@ class Recorder:
         if has_tensor(item):
             self.finish(self.graph.call_function(reader, (node, key)), item, path)
         elif calls.is_object(item) and not calls.is_record(item) and id(item) not in self.objects:
-            self.objects[id(item)] = (self.graph.call_function(reader, (node, key)), self._state(item))
-            self.objects[id(item)][0].meta["object"] = True
-            self.keep.append(item)
+            reading = self.graph.call_function(reader, (node, key))
+            reading.meta["object"] = True
+            self.found_object(item, reading)
 
     def bind_unbacked(self, node: fx.Node, tensor: torch.Tensor) -> None:
         if any(isinstance(size, torch.SymInt) and not private.has_hint(size) for size in tensor.shape):
@@ -330,6 +343,7 @@ class Recorder:
 
 
 def has_tensor(value: Any) -> bool:
+    """Whether a result is, or holds, a tensor."""
     if isinstance(value, torch.Tensor):
         return True
     if isinstance(value, (tuple, list)):
@@ -346,12 +360,14 @@ def changes_something(name: str) -> bool:
     return writes_in_place(name)
 
 
-SIZE_TARGETS = frozenset({operator.add, operator.mul, operator.floordiv, operator.mod, operator.sub, operator.pow, operator.neg})
+SIZE_TARGETS = frozenset(
+    {operator.add, operator.mul, operator.floordiv, operator.mod, operator.sub, operator.pow, operator.neg}
+)
 
 
 def drop_unused_sizes(graph: fx.Graph) -> None:
-    """Erase arithmetic on sizes that nothing reads."""
+    """Erase arithmetic on sizes, and objects inside others, that nothing reads."""
     for node in reversed(list(graph.nodes)):
         is_size = (node.op == "call_method" and node.target == "size") or node.target in SIZE_TARGETS
-        if is_size and not node.users and "val" not in node.meta:
+        if (is_size or node.target is runtime.read_leaf) and not node.users and "val" not in node.meta:
             graph.erase_node(node)

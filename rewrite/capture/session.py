@@ -3,73 +3,55 @@
 from __future__ import annotations
 
 import contextlib
-import inspect
 import random
 import sys
 import time
 from collections.abc import Callable, Hashable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy
 import torch
-from torch import fx, nn
+from torch import nn
 
 from rewrite import calls, runtime
 from rewrite.capture import private
 from rewrite.capture.answers import SCALAR_QUESTIONS, SIZE_QUESTIONS, Answers
+from rewrite.capture.captured import Captured, StoppedError, TimeUpError
+from rewrite.capture.descriptions import first_line, fresh_like, leaf_names, size_key, tensor_versions
+from rewrite.capture.fakes import Fakes
 from rewrite.capture.questions import ask_inputs, guess
 from rewrite.capture.recorder import OpaqueError, Recorder
+from rewrite.capture.stand_ins import STAND_INS
 from rewrite.capture.structure import Structure, has_hooks, is_leaf, join_path, path_below
-from rewrite.capture.symbols import Predicate, size_predicate, symbolic_dimensions
+from rewrite.capture.surroundings import ambient, random_states_kept, same_numpy_state
+from rewrite.capture.symbols import size_predicate
 
 SILENT = frozenset(
-    "size dim numel stride is_floating_point is_contiguous __len__ element_size is_complex ndimension get_device "
-    "untyped_storage storage_offset __hash__ __repr__ __format__ is_tensor data_ptr type_as_dtype is_signed "
-    "_is_view __reduce_ex__ is_set_to _version __dir__ is_shared is_pinned".split()
+    """size dim numel stride is_floating_point is_contiguous __len__ element_size is_complex ndimension get_device
+    untyped_storage storage_offset __hash__ __repr__ __format__ is_tensor data_ptr type_as_dtype is_signed _is_view
+    __reduce_ex__ is_set_to _version __dir__ is_shared is_pinned""".split()  # noqa: SIM905 - a list of this length reads better so
 )
 """Functions that only look at a tensor's description: run, never recorded."""
 
-
 PLAIN_LAYERS = frozenset(
-    {nn.Linear, nn.Embedding, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm, nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.BatchNorm1d, nn.BatchNorm2d}
+    {
+        nn.Linear,
+        nn.Embedding,
+        nn.LayerNorm,
+        nn.GroupNorm,
+        nn.RMSNorm,
+        nn.Conv1d,
+        nn.Conv2d,
+        nn.Conv3d,
+        nn.BatchNorm1d,
+        nn.BatchNorm2d,
+    }
 )
 """Layers of one operator: called from a module without a graph, they get a graph of their own."""
 
-
-class TimeUpError(Exception):
-    """The capture took longer than it may."""
-
-
-class StoppedError(Exception):
-    """A module without a graph could not be run on fakes either; what comes after it was not reached."""
-
-
-@dataclass
-class Captured:
-    """One region's graph, and the calls it may serve."""
-
-    path: str
-    instances: list[str]
-    module: nn.Module
-    graph: fx.Graph
-    skeleton: Hashable
-    result: Any
-    """Skeleton of what the region returns."""
-    leaves: list[Any]
-    likeness: Hashable
-    """What a call of a sibling must share to be served by this graph without a run."""
-    key: Hashable
-    """What a later call must share; with `predicate` and `questions` it decides whether the graph serves."""
-    conditions: tuple[int, int] = (0, 0)
-    questions: list[tuple[fx.Graph, bool]] = field(default_factory=list)
-    written_buffers: tuple[str, ...] = ()
-    mutated_inputs: tuple[str, ...] = ()
-    shared: bool = True
-    """Whether the graph read nothing that differs between the elements of its stack."""
-    out: Any = None
-    predicate: Predicate = bool
-    predicate_text: str = ""
+OWN_FILES = tuple(path.rsplit("/", 1)[0] + "/" for path in (torch.__file__, runtime.__file__) if path)
+"""Frames from these folders are torch's or ours, not the user's."""
 
 
 @dataclass
@@ -87,6 +69,7 @@ class Session:
 
     def __post_init__(self) -> None:
         self.mode = private.symbolic_fake_mode()
+        self.fakes = Fakes(self.mode)
         self.paths: dict[int, list[str]] = {}
         for path, module in self.root.named_modules(remove_duplicate=False):
             self.paths.setdefault(id(module), []).append(join_path(self.root_path, path))
@@ -146,67 +129,9 @@ class Session:
 
         compatible = (private.transformers_sees_real_tensors(), private.transformers_collects_nothing())
         with random_states_kept(), compatible[0], compatible[1]:
-            args, kwargs = self._fake_arguments(args, kwargs)
-            with self._fake_tensors(), interception(self):
+            args, kwargs, self.answers = self.fakes.arguments(args, kwargs, self.level)
+            with self.fakes.in_place(self.root, self.root_path, self.tensor_names), interception(self):
                 self.enter_region(self.root, self.root_path, args, kwargs)
-
-    def _fake_arguments(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        parts = calls.split((args, kwargs))
-        tensors = [leaf for leaf in parts.leaves if isinstance(leaf, torch.Tensor)]
-        dimensions = iter(symbolic_dimensions(tensors, self.level))
-        leaves, real = [], {}
-        for index, leaf in enumerate(parts.leaves):
-            if not isinstance(leaf, torch.Tensor):
-                leaves.append(leaf)
-                continue
-            fake = self._fake_input(leaf, index, next(dimensions))
-            leaves.append(fake)
-            real[id(fake)] = leaf
-        self.answers = Answers(real)
-        self.inputs = leaves
-        faked: tuple[tuple[Any, ...], dict[str, Any]] = calls.rebuild(parts.skeleton, leaves)
-        return faked
-
-    def _fake_input(self, tensor: torch.Tensor, index: int, dynamic: set[int]) -> torch.Tensor:
-        plain = tensor.detach()
-        if plain.is_meta:
-            plain = torch.empty_strided(plain.shape, plain.stride(), dtype=plain.dtype)
-        fake = private.make_fake(self.mode, plain, f"input_{index}", dynamic)
-        return fake.requires_grad_(tensor.requires_grad)
-
-    @contextlib.contextmanager
-    def _fake_tensors(self) -> Iterator[None]:
-        """Put fakes in place of every parameter and buffer, and everything back as it was at the end."""
-        fakes: dict[int, torch.Tensor] = {}
-        owners = [module for module in self.root.modules()]
-        kept = [Kept(vars(owner)) for owner in [*owners, *_configs(self.root)]]
-        originals = {id(module): {**module._parameters, **module._buffers} for module in owners}
-        for path, module in self.root.named_modules(remove_duplicate=False):
-            for name, tensor in originals[id(module)].items():
-                if tensor is None:
-                    continue
-                if id(tensor) not in fakes:
-                    fakes[id(tensor)] = self._fake_state(tensor)
-                table: dict[str, Any] = module._parameters if name in module._parameters else module._buffers
-                table[name] = fakes[id(tensor)]
-                full = join_path(join_path(self.root_path, path), name)
-                self.tensor_names.setdefault(id(fakes[id(tensor)]), []).append(full)
-        try:
-            yield
-        finally:
-            for content in kept:
-                content.restore()
-
-    def _fake_state(self, tensor: torch.Tensor) -> torch.Tensor:
-        if tensor.is_meta or type(tensor).__name__ == "DTensor":
-            device = "cpu" if tensor.is_meta else tensor.device
-            with self.mode:
-                fake = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=device)
-        else:
-            fake = private.make_fake(self.mode, tensor.detach(), "state", set())
-        if isinstance(tensor, nn.Parameter):
-            return nn.Parameter(fake, tensor.requires_grad)
-        return fake.requires_grad_(tensor.requires_grad)
 
     # Regions.
 
@@ -236,9 +161,11 @@ class Session:
     def _metadata(self, module: nn.Module, path: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Hashable:
         parts = calls.split((args, kwargs))
         described = [
-            (tuple(map(_size_key, leaf.shape)), leaf.requires_grad)
+            (tuple(map(size_key, leaf.shape)), leaf.requires_grad)
             if isinstance(leaf, torch.Tensor)
-            else _size_key(leaf) if isinstance(leaf, (int, torch.SymInt)) else None
+            else size_key(leaf)
+            if isinstance(leaf, (int, torch.SymInt))
+            else None
             for leaf in parts.leaves
         ]
         return (parts.skeleton, tuple(described), torch.is_grad_enabled(), self.flags(module, path))
@@ -248,7 +175,7 @@ class Session:
     ) -> tuple[Captured, Any]:
         forward = self.original_forward(module)
         outer, outer_stack, outer_read = self.recorder, self.stack, self.read_hidden
-        first_guard = len(private.guards(self.mode.shape_env))
+        first_guard = len(private.guards(self.mode))
         buffers = {name: (buffer, buffer._version) for name, buffer in module.named_buffers()}
         recorder = Recorder(self, path, args, kwargs, leaf_names(forward, args, kwargs))
         inputs = list(recorder.parts.leaves)
@@ -262,25 +189,37 @@ class Session:
         except (OpaqueError, StoppedError, TimeUpError):
             raise
         except Exception as error:
-            raise OpaqueError(self.last_place[0] or path, _sentence(error), self.last_place[1]) from error
+            raise OpaqueError(self.last_place[0] or path, first_line(error), self.last_place[1]) from error
         finally:
             read, self.read_hidden = self.read_hidden, outer_read
             self.recorder, self.stack = outer, outer_stack
         written = {name for name, (buffer, version) in buffers.items() if buffer._version != version} | recorder.written
         captured = Captured(
-            path, [path], module, recorder.graph, skeleton, result, inputs, metadata, key,
-            conditions=(first_guard, len(private.guards(self.mode.shape_env))),
-            questions=list(recorder.questions), written_buffers=tuple(sorted(written)),
-            mutated_inputs=recorder.mutated_inputs(), shared=not read and not any(map(calls.is_object, inputs)) and not _hooked_inside(module), out=out,
-        )  # fmt: skip
+            path=path,
+            instances=[path],
+            module=module,
+            graph=recorder.graph,
+            skeleton=skeleton,
+            result=result,
+            leaves=inputs,
+            likeness=metadata,
+            key=key,
+            conditions=(first_guard, len(private.guards(self.mode))),
+            questions=list(recorder.questions),
+            written_buffers=tuple(sorted(written)),
+            mutated_inputs=recorder.mutated_inputs(),
+            shared=not (read or any(map(calls.is_object, inputs)) or _hooked_inside(module)),
+            out=out,
+        )
         return captured, out
 
     @contextlib.contextmanager
     def _instance_attributes_watched(self, module: nn.Module, path: str) -> Iterator[None]:
         """Hide the attributes in which this block differs from its siblings; reading one is noticed."""
-        group = self.structure.blocks.get(path)
+        group: Hashable = self.structure.blocks.get(path)
         hidden: list[tuple[nn.Module, str, Any]] = []
-        for below, name in self.structure.differing.get(group, ()) if group is not None else ():
+        differing: set[tuple[str, str]] = set() if group is None else self.structure.differing.get(group, set())
+        for below, name in differing:
             owner = module.get_submodule(below)
             if name in vars(owner):
                 hidden.append((owner, name, vars(owner).pop(name)))
@@ -298,7 +237,10 @@ class Session:
         self.silent += 1
         try:
             parts = calls.split(earlier.out, opened=False)
-            return calls.join(parts.skeleton, [given.get(id(leaf), None) if id(leaf) in given else _fresh(leaf) for leaf in parts.leaves])
+            return calls.join(
+                parts.skeleton,
+                [given.get(id(leaf)) if id(leaf) in given else fresh_like(leaf) for leaf in parts.leaves],
+            )
         finally:
             self.silent -= 1
 
@@ -312,13 +254,15 @@ class Session:
         except (OpaqueError, StoppedError, TimeUpError):
             raise
         except Exception as error:
-            raise StoppedError(path, _sentence(error)) from error
+            raise StoppedError(path, first_line(error)) from error
         finally:
             self.recorder, self.stack = outer, outer_stack
 
     # Calls of modules, from the interception.
 
-    def call(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], proceed: Callable[..., Any]) -> Any:
+    def call(
+        self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], proceed: Callable[..., Any]
+    ) -> Any:
         path = self.path_of(module)
         if self.silent or path is None:
             return proceed(module, *args, **kwargs)
@@ -349,7 +293,9 @@ class Session:
             return out
         if self.is_leaf(module):
             node = recorder.call_module(path, args, kwargs)
-            node.meta.update(hooked=has_hooks(module), fills_late=any(isinstance(m, nn.RReLU) for m in module.modules()))
+            node.meta.update(
+                hooked=has_hooks(module), fills_late=any(isinstance(m, nn.RReLU) for m in module.modules())
+            )
             versions = tensor_versions(args, kwargs)
             out = self.run_leaf(module, path, args, kwargs)
             recorder.note_buffers(module, path)
@@ -375,8 +321,7 @@ class Session:
         """A graph would hold the numbers that Python's or numpy's generator drew during the capture."""
         python, numbers = random.getstate(), numpy.random.get_state()
         yield
-        drawn = numpy.random.get_state()
-        if random.getstate() != python or drawn[2] != numbers[2] or not numpy.array_equal(drawn[1], numbers[1]):
+        if random.getstate() != python or not same_numpy_state(numpy.random.get_state(), numbers):
             raise self.opaque("its forward draws random numbers from Python's or numpy's generator")
 
     def _can_nest(self, path: str) -> bool:
@@ -391,7 +336,9 @@ class Session:
         finally:
             self.silent -= 1
 
-    def call_opaque(self, recorder: Recorder, module: nn.Module, path: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def call_opaque(
+        self, recorder: Recorder, module: nn.Module, path: str, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
         node = recorder.call_module(path, args, kwargs)
         versions = tensor_versions(args, kwargs)
         out = self.run_opaque(module, path, args, kwargs)
@@ -471,8 +418,8 @@ class Session:
 
     def finish(self) -> list[Captured]:
         """The regions recorded, each with the predicate that says which calls it serves."""
-        env = self.mode.shape_env
-        conditions = [condition.xreplace(private.replacements(env)) for condition in private.guards(env)]
+        known = private.replacements(self.mode)
+        conditions = [condition.xreplace(known) for condition in private.guards(self.mode)]
         done = [captured for captured in self.captured if captured is not None]
         for captured in done:
             first, last = captured.conditions
@@ -480,129 +427,5 @@ class Session:
         return done
 
 
-def ambient() -> Hashable:
-    """State outside the arguments that decides what torch computes: grad mode, autocast, the default dtype."""
-    devices = ("cpu", "cuda")
-    casts = tuple(torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None for kind in devices)
-    return (torch.is_grad_enabled(), torch.is_inference_mode_enabled(), casts, torch.get_default_dtype())
-
-
-@contextlib.contextmanager
-def random_states_kept() -> Iterator[None]:
-    """Python's, numpy's and torch's random numbers go on as if nothing had run."""
-    python, numbers = random.getstate(), numpy.random.get_state()
-    try:
-        with torch.random.fork_rng():
-            yield
-    finally:
-        random.setstate(python)
-        numpy.random.set_state(numbers)
-
-
-def leaf_names(forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[str]:
-    """A name for each leaf of a call, after the forward's own arguments."""
-    try:
-        parameters = list(inspect.signature(forward).parameters)
-    except (TypeError, ValueError):
-        parameters = []
-    named = [(parameters[i] if i < len(parameters) else f"args_{i}", value) for i, value in enumerate(args)]
-    named += list(kwargs.items())
-    walked: list[Any] = []
-    names: list[str] = []
-    for name, value in named:
-        walked.append(value)
-        count = len(calls.split(tuple(walked)).leaves) - len(names)
-        names += [name] if count == 1 else [f"{name}_{index}" for index in range(count)]
-    return names
-
-
-def _size_key(size: Any) -> Hashable:
-    return private.expression(size) if isinstance(size, torch.SymInt) else size
-
-
-def _attention(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
-    """What attention returns, by description alone: its decomposition on symbolic sizes takes seconds."""
-    needs_grad = torch.is_grad_enabled() and (query.requires_grad or key.requires_grad or value.requires_grad)
-    out = query.new_empty((*query.shape[:-1], value.shape[-1]))
-    return out.requires_grad_().clone() if needs_grad else out
-
-
-def _grouped_matmul(left: torch.Tensor, right: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
-    """What a grouped matrix product returns, by description alone: on fakes it takes bfloat16 only."""
-    shape = (*left.shape[:-1], right.shape[-1]) if right.ndim >= left.ndim else (left.shape[0], right.shape[-1])
-    out = left.new_empty(shape, dtype=kwargs.get("out_dtype") or left.dtype)
-    needs_grad = torch.is_grad_enabled() and (left.requires_grad or right.requires_grad)
-    return out.requires_grad_().clone() if needs_grad else out
-
-
-def _ctc_loss(
-    log_probs: torch.Tensor, targets: torch.Tensor, input_lengths: Any, target_lengths: Any, blank: int = 0,
-    reduction: str = "mean", zero_infinity: bool = False,
-) -> torch.Tensor:  # fmt: skip
-    """What `ctc_loss` returns, by description alone: on fakes it asks for the longest target."""
-    out = log_probs.new_empty(log_probs.shape[1:2] if reduction == "none" and log_probs.ndim == 3 else ())
-    return out.requires_grad_().clone() if torch.is_grad_enabled() and log_probs.requires_grad else out
-
-
-STAND_INS: dict[Any, Callable[..., Any]] = {
-    torch.nn.functional.ctc_loss: _ctc_loss,
-    torch.nn.functional.scaled_dot_product_attention: _attention,
-    **{
-        getattr(home, name): _grouped_matmul
-        for home, name in ((torch, "_grouped_mm"), (torch.nn.functional, "grouped_mm"))
-        if hasattr(home, name)
-    },
-}
-"""Functions whose result capture describes by itself rather than by running them on fakes."""
-
-
-def tensor_versions(args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[tuple[torch.Tensor, int]]:
-    """The tensors a call is given and how often each has been written, to find what the call writes."""
-    values = [*args, *kwargs.values()]
-    values += [item for value in values if isinstance(value, (list, tuple)) for item in value]
-    return [(value, value._version) for value in values if isinstance(value, torch.Tensor) and not value.is_inference()]
-
-
-def _configs(root: nn.Module) -> list[Any]:
-    """The configuration objects of the tree's modules, each once."""
-    found = {id(config): config for module in root.modules() if hasattr(config := vars(module).get("config"), "__dict__")}
-    return list(found.values())
-
-
-def _fresh(leaf: Any) -> Any:
-    if not isinstance(leaf, torch.Tensor):
-        return leaf
-    fresh = torch.empty_strided(leaf.shape, leaf.stride(), dtype=leaf.dtype, device=leaf.device)
-    return fresh.requires_grad_().clone() if leaf.requires_grad else fresh
-
-
 def _hooked_inside(module: nn.Module) -> bool:
     return any(has_hooks(inner) for inner in module.modules() if inner is not module)
-
-
-class Kept:
-    """The content of an object's `__dict__`, and of the dicts in it (parameters, buffers, hooks), to put back.
-
-    A forward may settle options in a config, or install hooks; a capture leaves no trace of it.
-    """
-
-    def __init__(self, attributes: dict[str, Any]) -> None:
-        self.tables = [attributes, *(value for value in attributes.values() if isinstance(value, dict))]
-        self.contents = [dict(table) for table in self.tables]
-
-    def restore(self) -> None:
-        for table, content in zip(self.tables, self.contents, strict=True):
-            if table.keys() != content.keys() or any(table[name] is not content[name] for name in content):
-                table.clear()
-                table.update(content)
-
-
-def _sentence(error: BaseException) -> str:
-    text = str(error).strip().split("\n")[0][:160]
-    return f"{type(error).__name__}: {text}" if text else type(error).__name__
-
-
-OWN_FILES = tuple(
-    path.rsplit("/", 1)[0] + "/" for path in (torch.__file__, runtime.__file__) if path
-)
-"""Frames from these folders are torch's or ours, not the user's."""

@@ -89,7 +89,7 @@ def differing_attributes(modules: list[nn.Module]) -> set[tuple[str, str]]:
 def plain_attributes(module: nn.Module) -> dict[tuple[str, str], Any]:
     """Attributes of the module and all below it that are not torch's own book-keeping."""
     book_keeping = nn.Module().__dict__.keys() | {"forward"}
-    found = {}
+    found: dict[tuple[str, str], Any] = {}
     for path, inner in module.named_modules():
         found |= {(path, name): value for name, value in vars(inner).items() if name not in book_keeping}
     return found
@@ -132,6 +132,7 @@ def path_below(path: str, root: str) -> str | None:
 
 
 def join_path(root: str, path: str) -> str:
+    """The path of what stands at `path` below the module at `root`."""
     return f"{root}.{path}" if root and path else root or path
 
 
@@ -151,7 +152,9 @@ def flags(modules: list[nn.Module]) -> Hashable:
     odd = tuple(
         index
         for index, module in enumerate(modules)
-        if module.training is not training or (index and has_hooks(module)) or vars(module).get("gradient_checkpointing")
+        if module.training is not training
+        or (index and has_hooks(module))
+        or vars(module).get("gradient_checkpointing")
     )
     return (training, odd)
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import sympy
+import sympy  # type: ignore[import-untyped]
 import torch
 from torch import fx
 
@@ -86,7 +86,12 @@ def size_predicate(leaves: Sequence[Any], conditions: Sequence[sympy.Basic]) -> 
     """
     names: dict[sympy.Expr, str] = {}
     checks: list[str] = []
-    sizes = [(f"x[{i}].shape[{d}]", s) for i, x in enumerate(leaves) if isinstance(x, torch.Tensor) for d, s in enumerate(x.shape)]
+    sizes: list[tuple[str, int | torch.SymInt]] = [
+        (f"x[{i}].shape[{d}]", s)
+        for i, x in enumerate(leaves)
+        if isinstance(x, torch.Tensor)
+        for d, s in enumerate(x.shape)
+    ]
     sizes += [(f"x[{i}]", x) for i, x in enumerate(leaves) if isinstance(x, (int, torch.SymInt))]
     for text, size in sizes:
         expr = private.expression(size) if isinstance(size, torch.SymInt) else sympy.Integer(int(size))
@@ -120,7 +125,9 @@ def _write(expr: sympy.Basic, names: dict[sympy.Expr, str]) -> str | None:
     symbols = private.free_symbols(expr)
     if not symbols <= set(names):
         return None
-    stand_ins = {symbol: sympy.Symbol(f"_size{index}_", integer=True) for index, symbol in enumerate(sorted(symbols, key=str))}
+    stand_ins = {
+        symbol: sympy.Symbol(f"_size{index}_", integer=True) for index, symbol in enumerate(sorted(symbols, key=str))
+    }
     text = private.print_expression(expr.xreplace(stand_ins))
     for symbol, stand_in in stand_ins.items():
         text = text.replace(stand_in.name, names[symbol])

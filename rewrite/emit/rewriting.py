@@ -12,8 +12,8 @@ import torch
 from torch import nn
 
 from rewrite import calls, pipeline
+from rewrite.capture.captured import Captured
 from rewrite.capture.driver import Capture, capture_module
-from rewrite.capture.session import Captured
 from rewrite.capture.structure import Structure, find_blocks, flags, join_path, members, settings
 from rewrite.contract import Pass
 from rewrite.emit.code import compile_graph
@@ -122,8 +122,9 @@ class Rewriting:
         captured: Captured = region.captured
         placeholders = [node for node in region.graph.nodes if node.op == "placeholder"]
         used = {place for place, node in enumerate(placeholders) if node.users}
-        calls_of = Counter(join_path(region.path, str(node.target)) for node in region.graph.nodes if node.op == "call_module")
-        children = [(path, made[path][0]) for path, times in calls_of.items() if times == 1 and len(made.get(path, ())) == 1]
+        called = [join_path(region.path, str(node.target)) for node in region.graph.nodes if node.op == "call_module"]
+        once = [path for path, times in Counter(called).items() if times == 1 and len(made.get(path, ())) == 1]
+        children = tuple((path, made[path][0]) for path in once if made[path][0].read is not None)
         return Variant(
             captured.key,
             captured.predicate,
@@ -132,7 +133,7 @@ class Rewriting:
             compile_graph(fold_segments(region), region.path),
             captured.result,
             leaf_reader(captured.skeleton, used),
-            tuple((path, child) for path, child in children if child.read is not None) if len(region.instances) == 1 else (),
+            children if len(region.instances) == 1 else (),
         )
 
     def miss(

@@ -1,0 +1,46 @@
+"""What a session records of one region, and how it can end early."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import fx, nn
+
+from rewrite.capture.symbols import Predicate
+
+
+class TimeUpError(Exception):
+    """The capture took longer than it may."""
+
+
+class StoppedError(Exception):
+    """A module without a graph could not be run on fakes either; what comes after it was not reached."""
+
+
+@dataclass
+class Captured:
+    """One region's graph, and the calls it may serve."""
+
+    path: str
+    instances: list[str]
+    module: nn.Module
+    graph: fx.Graph
+    skeleton: Hashable
+    result: Any
+    """Skeleton of what the region returns."""
+    leaves: list[Any]
+    likeness: Hashable
+    """What a call of a sibling must share to be served by this graph without a run."""
+    key: Hashable
+    """What a later call must share; with `predicate` and `questions` it decides whether the graph serves."""
+    conditions: tuple[int, int] = (0, 0)
+    questions: list[tuple[fx.Graph, bool]] = field(default_factory=list)
+    written_buffers: tuple[str, ...] = ()
+    mutated_inputs: tuple[str, ...] = ()
+    shared: bool = True
+    """Whether the graph read nothing that differs between the elements of its stack."""
+    out: Any = None
+    predicate: Predicate = bool
+    predicate_text: str = ""

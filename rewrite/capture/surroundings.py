@@ -1,0 +1,61 @@
+"""State outside the arguments of a call: grad mode, autocast, random numbers, and what a forward leaves behind."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+from collections.abc import Hashable, Iterator
+from typing import Any
+
+import numpy
+import torch
+from torch import nn
+
+
+def ambient() -> Hashable:
+    """State outside the arguments that decides what torch computes: grad mode, autocast, the default dtype."""
+    devices = ("cpu", "cuda")
+    casts = tuple(torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None for kind in devices)
+    return (torch.is_grad_enabled(), torch.is_inference_mode_enabled(), casts, torch.get_default_dtype())
+
+
+@contextlib.contextmanager
+def random_states_kept() -> Iterator[None]:
+    """Python's, numpy's and torch's random numbers go on as if nothing had run."""
+    python, numbers = random.getstate(), numpy.random.get_state()
+    try:
+        with torch.random.fork_rng():
+            yield
+    finally:
+        random.setstate(python)
+        numpy.random.set_state(numbers)
+
+
+class Kept:
+    """The content of an object's `__dict__`, and of the dicts in it (parameters, buffers, hooks), to put back.
+
+    A forward may settle options in a config, or install hooks; a capture leaves no trace of it.
+    """
+
+    def __init__(self, attributes: dict[str, Any]) -> None:
+        self.tables = [attributes, *(value for value in attributes.values() if isinstance(value, dict))]
+        self.contents = [dict(table) for table in self.tables]
+
+    def restore(self) -> None:
+        for table, content in zip(self.tables, self.contents, strict=True):
+            if table.keys() != content.keys() or any(table[name] is not content[name] for name in content):
+                table.clear()
+                table.update(content)
+
+
+def configs(root: nn.Module) -> list[Any]:
+    """The configuration objects of the tree's modules, each once."""
+    found = {
+        id(config): config for module in root.modules() if hasattr(config := vars(module).get("config"), "__dict__")
+    }
+    return list(found.values())
+
+
+def same_numpy_state(one: Any, other: Any) -> bool:
+    """Whether numpy's generator stands where it stood, from two answers of `numpy.random.get_state()`."""
+    return bool(one[2] == other[2] and numpy.array_equal(one[1], other[1]))
