@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from rewrite.api import Report as Report
     from rewrite.api import capture as capture
+    from rewrite.api import diff as diff
     from rewrite.api import estimate as estimate
     from rewrite.api import optimize as optimize
     from rewrite.api import remove as remove
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from rewrite.contract import Pass as Pass
     from rewrite.contract import PassResult as PassResult
     from rewrite.contract import Refusal as Refusal
+    from rewrite.diff.model import GraphDiff as GraphDiff
     from rewrite.errors import CaptureError as CaptureError
     from rewrite.errors import ContractError as ContractError
     from rewrite.errors import InputError as InputError
@@ -43,13 +45,14 @@ if TYPE_CHECKING:
     from rewrite.verify import verify as verify
 
 _HOMES = {
-    "rewrite.api": ("Report", "capture", "estimate", "optimize", "remove", "report"),
+    "rewrite.api": ("Report", "capture", "diff", "estimate", "optimize", "remove", "report"),
     "rewrite.certificate": ("Certificate",),
     "rewrite.contract": ("Change", "Numerics", "Pass", "PassResult", "Refusal"),
     "rewrite.errors": (
         "CaptureError", "ContractError", "InputError", "ModelError", "PassError", "RecomputeError", "RewriteError",
         "SelectorError", "SpecError", "VerifyError",
     ),
+    "rewrite.diff.model": ("GraphDiff",),
     "rewrite.memory.timeline": ("Estimate",),
     "rewrite.program": ("Opaque", "Program", "Region"),
     "rewrite.selectors": ("matches",),

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import contextlib
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar, cast
 
@@ -11,10 +12,12 @@ from torch import nn
 
 from rewrite import pipeline, registry, spec
 from rewrite.contract import Change, Numerics, Pass, Refusal
+from rewrite.diff.compare import compare
+from rewrite.diff.model import GraphDiff
 from rewrite.emit.forward import RegionForward
 from rewrite.emit.rewriting import Rewriting
 from rewrite.emit.tree import copy_tree
-from rewrite.errors import InputError, ModelError, RewriteError
+from rewrite.errors import CaptureError, InputError, ModelError, RewriteError
 from rewrite.memory import Estimate, estimate_step
 from rewrite.program import Opaque, Program
 
@@ -45,21 +48,26 @@ def optimize(
     target = model if inplace else copy_tree(model)
     reasons = dict.fromkeys(_known_paths(target, opaque), "named in `opaque`")
     rewriting = Rewriting(target, chosen, reasons)
-    if example_inputs is None:
-        example_inputs = getattr(model, "dummy_inputs", None)
     try:
         rewriting.install("")
         for path in rewriting.blocks().blocks:
             rewriting.install(path)
         if example_inputs is not None:
-            args, kwargs = as_call(example_inputs)
-            with torch.enable_grad():
-                rewriting.rewrite("", args, kwargs)
+            _rewrite(rewriting, example_inputs)
+        elif getattr(model, "dummy_inputs", None) is not None:
+            with contextlib.suppress(CaptureError):  # they need not fit: the first call is captured then
+                _rewrite(rewriting, model.dummy_inputs)
     except BaseException:
         if inplace:
             remove(target)
         raise
     return cast(Model, target)
+
+
+def _rewrite(rewriting: Rewriting, example_inputs: Any) -> None:
+    args, kwargs = as_call(example_inputs)
+    with torch.enable_grad():
+        rewriting.rewrite("", args, kwargs)
 
 
 def capture(model: nn.Module, example_inputs: Any) -> Program:
@@ -89,6 +97,41 @@ def estimate(
     `model` may be rewritten or not, on any device. `device` is "cpu" or "cuda"; see `Estimate` for what is counted.
     """
     return estimate_step(model, example_inputs, optimizer=optimizer, device=device)
+
+
+def diff(
+    model: nn.Module,
+    passes: str | Sequence[Pass],
+    example_inputs: Any,
+    *,
+    optimizer: str | None = None,
+    device: str | None = None,
+    profile: str | None = None,
+    name: str = "",
+    progress: Callable[[str], contextlib.AbstractContextManager[Any]] = contextlib.nullcontext,
+) -> GraphDiff:
+    """What `passes` would change in `model`, with the bytes of a training step before and after; nothing is run.
+
+    `model` may be on the meta device and is left as it was. `profile` names the peak rates that price the time
+    (`rewrite.memory.rates.PEAK_RATES`); `progress` is entered around each stage, with its name. Raises what
+    `optimize` and `estimate` raise.
+    """
+    with progress("capturing and rewriting"):
+        rewritten = optimize(model, passes, example_inputs=example_inputs)
+    told = report(rewritten)
+    if told.before is None or told.after is None:
+        raise CaptureError(
+            name or type(model).__name__, "its forward left no graph", "give inputs that its forward accepts"
+        )
+    untouched = Rewriting(copy_tree(model), (), {})
+    untouched.emit(told.before)
+    with progress("running a step before"):
+        before = estimate(untouched.root, example_inputs, optimizer=optimizer, device=device)
+    with progress("running a step after"):
+        after = estimate(rewritten, example_inputs, optimizer=optimizer, device=device)
+    priced = profile or ("cpu" if before.device == "cpu" else "h100")
+    title = name or type(model).__name__
+    return compare(title, told.before, told.after, before, after, told.steps, profile=priced)
 
 
 @dataclass(frozen=True)

@@ -284,9 +284,9 @@ class Session:
         if is_region and self._can_nest(path):
             node = recorder.call_module(path, args, kwargs)
             node.meta["hooked"] = has_hooks(module)
-            self.written_below = ()
+            self.written_below = tuple[str, ...]()
             out = self.enter_region(module, path, args, kwargs)
-            recorder.written |= {join_path(str(node.target), name) for name in self.written_below}
+            recorder.written.update(join_path(str(node.target), str(below)) for below in self.written_below)
             recorder.note_buffers(module, path)
             recorder.refresh_objects()
             recorder.finish(node, out, path)

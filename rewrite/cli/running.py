@@ -11,18 +11,15 @@ from collections.abc import Sequence
 import torch
 
 from rewrite import registry, spec
-from rewrite.api import Report, estimate, optimize, report
+from rewrite.api import diff, estimate, optimize, report
 from rewrite.certificate import Certificate
 from rewrite.cli.loading import Loaded, Request, load
 from rewrite.cli.memory import refuse_beyond_memory
 from rewrite.cli.narration import Narration
 from rewrite.contract import Numerics, Pass
-from rewrite.diff.compare import compare, view
+from rewrite.diff.compare import view
 from rewrite.diff.model import GraphDiff, View
-from rewrite.emit.rewriting import Rewriting
-from rewrite.emit.tree import copy_tree
 from rewrite.errors import CaptureError, ModelError
-from rewrite.program import Program
 from rewrite.verify import verify
 
 
@@ -65,26 +62,16 @@ def diff_of(
     narration: Narration,
 ) -> GraphDiff:
     """Capture once, rewrite, run a step of both on fake tensors, and compare."""
-    inputs = subject.example_inputs
-    with narration.working(f"capturing and rewriting {subject.name}"):
-        rewritten = optimize(subject.model, passes=passes, example_inputs=inputs)
-    told = report(rewritten)
-    programs = _programs(subject, told)
-    untouched = _emitted(subject.model, programs[0])
-    with narration.working("running a step before"):
-        before = estimate(untouched, inputs, optimizer=optimizer, device=device)
-    with narration.working("running a step after"):
-        after = estimate(rewritten, inputs, optimizer=optimizer, device=device)
-    name = f"{subject.name}  {subject.description}"
-    priced = profile or ("cpu" if device == "cpu" else "h100")
-    return compare(name, *programs, before, after, told.steps, profile=priced)
-
-
-def _emitted(model: torch.nn.Module, program: Program) -> torch.nn.Module:
-    """A copy of `model` that runs `program`, captured from it, without capturing it once more."""
-    rewriting = Rewriting(copy_tree(model), (), {})
-    rewriting.emit(program)
-    return rewriting.root
+    return diff(
+        subject.model,
+        passes,
+        subject.example_inputs,
+        optimizer=optimizer,
+        device=device,
+        profile=profile,
+        name=f"{subject.name}  {subject.description}",
+        progress=lambda stage: narration.working(f"{stage} {subject.name}"),
+    )
 
 
 def view_of(subject: Loaded, *, optimizer: str, device: str, narration: Narration) -> View:
@@ -93,14 +80,10 @@ def view_of(subject: Loaded, *, optimizer: str, device: str, narration: Narratio
         untouched = optimize(subject.model, passes=[], example_inputs=subject.example_inputs)
     with narration.working("running a step"):
         step = estimate(untouched, subject.example_inputs, optimizer=optimizer, device=device)
-    _, program = _programs(subject, report(untouched))
-    return view(f"{subject.name}  {subject.description}", program, step)
-
-
-def _programs(subject: Loaded, told: Report) -> tuple[Program, Program]:
-    if told.before is None or told.after is None:
+    program = report(untouched).after
+    if program is None:
         raise CaptureError(subject.name, "its root forward left no graph", "run again with -v and report it")
-    return told.before, told.after
+    return view(f"{subject.name}  {subject.description}", program, step)
 
 
 def certificate_of(request: Request, passes: Sequence[Pass], narration: Narration) -> Certificate:
