@@ -48,8 +48,9 @@ class Recomputed:
 def recompute(segment: Recomputed, module: nn.Module, inputs: Sequence[Any]) -> tuple[Any, ...]:
     """Run `segment`, hold its inputs, and compute its values again when the backward asks for them."""
     run = _Run(segment, module, inputs)
+    held = [None if place in run.originals else value for place, value in enumerate(inputs)]
     with set_checkpoint_early_stop(not segment.whole):
-        result: tuple[Any, ...] = checkpoint(run, *inputs, use_reentrant=False, preserve_rng_state=True)
+        result: tuple[Any, ...] = checkpoint(run, *held, use_reentrant=False, preserve_rng_state=True)
     run.remember_versions(inputs)
     return result
 
@@ -60,6 +61,9 @@ class _Run:
     def __init__(self, segment: Recomputed, module: nn.Module, inputs: Sequence[Any]) -> None:
         self.segment = segment
         self.module = module
+        self.changing = {place: inputs[place] for place in segment.mutated_inputs}
+        """Inputs that the forward changes in place; empty once it is through."""
+        self.need_grad = {place: value.requires_grad for place, value in self.changing.items()}
         self.first = True
         self.kept: list[Any] = []
         with torch.no_grad():
@@ -76,13 +80,14 @@ class _Run:
     def __call__(self, *inputs: Any) -> tuple[Any, ...]:
         if self.first:
             self.first = False
-            returned = self.segment.forward(self.module, *inputs)
+            given = [self.changing.pop(place, value) for place, value in enumerate(inputs)]
+            returned = self.segment.forward(self.module, *given)
             self.kept = [_detached(value) for value in returned[self.segment.results :]]
             return returned[: self.segment.results]
         self._check_unchanged()
         given = list(inputs)
         for place, original in self.originals.items():
-            given[place] = original.detach().requires_grad_(inputs[place].requires_grad).clone()
+            given[place] = original.detach().requires_grad_(self.need_grad[place]).clone()
         with _buffers_as_they_were(self.module, self.buffers):
             return self.segment.again(self.module, *given, *map(_given, self.kept))
 

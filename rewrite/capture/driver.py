@@ -20,7 +20,7 @@ from rewrite.capture.surroundings import random_states_kept
 from rewrite.errors import CaptureError
 from rewrite.program import Opaque
 
-SECONDS_PER_LEVEL = (60.0, 60.0, 120.0)
+SECONDS_PER_LEVEL = (40.0, 40.0, 60.0)
 """How long a capture may take with batch and sequence symbolic, with the batch alone, and with fixed sizes."""
 MAX_RESTARTS = 64
 

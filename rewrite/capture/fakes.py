@@ -55,11 +55,11 @@ class Fakes:
         `names` is given the paths of each fake, by its id.
         """
         fakes: dict[int, torch.Tensor] = {}
-        owners = list(root.modules())
+        owners = [module for module in root.modules() if not isinstance(module, torch.jit.ScriptModule)]
         kept = [Kept(vars(owner)) for owner in [*owners, *configs(root)]]
         originals = {id(module): {**module._parameters, **module._buffers} for module in owners}
         for path, module in root.named_modules(remove_duplicate=False):
-            for name, tensor in originals[id(module)].items():
+            for name, tensor in originals.get(id(module), {}).items():
                 if tensor is None:
                     continue
                 if id(tensor) not in fakes:

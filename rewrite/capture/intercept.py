@@ -25,7 +25,7 @@ ACTIVE: list[Session] = []
 
 def capturing() -> bool:
     """Whether a capture runs now: emitted forwards then step aside for the original ones."""
-    return bool(ACTIVE)
+    return bool(ACTIVE) and ACTIVE[-1].thread == threading.get_ident()
 
 
 class FunctionMode(TorchFunctionMode):
@@ -81,6 +81,8 @@ def _module_call(session: Session) -> Callable[..., Any]:
     original = nn.Module.__call__
 
     def call(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        if session.thread != threading.get_ident():
+            return original(module, *args, **kwargs)
         return session.call(module, args, kwargs, original)
 
     return call
@@ -104,7 +106,8 @@ def _module_setattr(session: Session) -> Callable[..., Any]:
 
     def assign(module: nn.Module, name: str, value: Any) -> None:
         recorder = session.recorder
-        if recorder is None or session.silent or id(module) not in session.paths:
+        elsewhere = session.thread != threading.get_ident()
+        if recorder is None or session.silent or elsewhere or id(module) not in session.paths:
             original(module, name, value)
             return
         missing = object()
@@ -120,7 +123,7 @@ def _function_apply(session: Session) -> Any:
     original = vars(torch.autograd.Function)["apply"].__func__
 
     def apply(cls: type[torch.autograd.Function], *args: Any, **kwargs: Any) -> Any:
-        if session.silent:
+        if session.silent or session.thread != threading.get_ident():
             return original(cls, *args, **kwargs)
         versions = tensor_versions(args, kwargs)
         session.silent += 1
@@ -140,7 +143,7 @@ def _autocast_enter(session: Session) -> Callable[..., Any]:
 
     def enter(context: Any) -> Any:
         recorder = session.recorder
-        if recorder is not None and not session.silent:
+        if recorder is not None and not session.silent and session.thread == threading.get_ident():
             arguments = (context.device, context.fast_dtype, context._enabled, context._cache_enabled)
             context._rewrite_node = recorder.graph.call_function(private.enter_autocast, arguments)
         return original(context)

@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
 LITERALS = (int, float, *calls.PRIMITIVES, torch.memory_format)
 NORMS = (_NormBase,)
+MAX_VALUES = 20_000
+"""Values in one graph; a forward that makes more runs as it is."""
 
 
 class OpaqueError(Exception):
@@ -263,6 +265,10 @@ class Recorder:
         versions: list[tuple[torch.Tensor, int]],
     ) -> None:
         """Append the call `func(*args, **kwargs) -> out`."""
+        if len(self.keep) > MAX_VALUES:
+            raise self.session.opaque(
+                f"it makes over {MAX_VALUES} values: an unrolled loop too long for a graph"
+            )
         name = getattr(func, "__name__", "")
         if not has_tensor(out) and not changes_something(name):
             return

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import random
 import sys
+import threading
 import time
 from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass
@@ -83,6 +84,7 @@ class Session:
         self.recorder: Recorder | None = None
         self.silent = 0
         self.segments = 0
+        self.thread = threading.get_ident()
         self.hidden: dict[tuple[int, str], Any] = {}
         self.read_hidden = False
         self.assumptions: list[str] = []

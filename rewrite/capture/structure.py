@@ -118,6 +118,8 @@ def is_leaf(module: nn.Module) -> bool:
     """Whether the module is called as it is: torch's own layers, quantized layers, transformers' Conv1D."""
     if isinstance(module, CONTAINERS):
         return False
+    if isinstance(module, torch.jit.ScriptModule):
+        return True
     kind = type(module)
     return f"{kind.__module__}.".startswith(LEAF_PACKAGES) and not find_blocks(module).blocks
 
@@ -147,7 +149,8 @@ def members(module: nn.Module, path: str, structure: Structure) -> list[nn.Modul
 
 
 def flags(modules: list[nn.Module]) -> Hashable:
-    """Training flags, hooks and requests to recompute of a region's members; what a graph was captured for."""
+    """What a graph was captured for, of its region's members: training flags, hooks, requests to recompute, and the
+    dtypes and devices of their parameters."""
     training = modules[0].training
     odd = tuple(
         index
@@ -156,7 +159,8 @@ def flags(modules: list[nn.Module]) -> Hashable:
         or (index and has_hooks(module))
         or vars(module).get("gradient_checkpointing")
     )
-    return (training, odd)
+    kinds = {(p.dtype, p.device) for module in modules for p in module._parameters.values() if p is not None}
+    return (training, odd, next(iter(kinds)) if len(kinds) == 1 else frozenset(kinds))
 
 
 def settings(module: nn.Module) -> Hashable:

@@ -6,6 +6,7 @@ import types
 from collections import OrderedDict
 from typing import Any
 
+import torch
 from torch import nn
 
 
@@ -16,9 +17,12 @@ def copy_tree(root: nn.Module) -> nn.Module:
     """
     copies: dict[int, nn.Module] = {}
     for module in root.modules():
-        copies[id(module)] = object.__new__(type(module))
+        scripted = isinstance(module, torch.jit.ScriptModule)  # its state lives in C++: shared as it is
+        copies[id(module)] = module if scripted else object.__new__(type(module))
     for module in root.modules():
         made = copies[id(module)]
+        if made is module:
+            continue
         for name, value in vars(module).items():
             vars(made)[name] = _copied(value, copies, top=True)
     return copies[id(root)]
