@@ -8,6 +8,7 @@ from torch import nn
 
 import rewrite
 from passes import Checkpoint
+from tests.promises.pairs import names
 from tests.zoo import BAR, ZOO, Mask
 from tests.zoo.compare import assert_equal, run
 from tests.zoo.coverage import uncovered
@@ -18,6 +19,10 @@ PLANS = {
     "sqrt": [Checkpoint(policy="sqrt")],
 }
 MAY_BE_UNCOVERED = 0.05
+QUICK = (
+    "bert", "deberta-v2", "gpt2", "llama", "mixtral", "t5", "vit", "wav2vec2", "plain-resnet", "plain-unet",
+    "plain-branching",
+)  # fmt: skip
 
 
 def check(name: str, plan: str, shapes: int, masks: tuple[Mask, ...]) -> None:
@@ -25,6 +30,7 @@ def check(name: str, plan: str, shapes: int, masks: tuple[Mask, ...]) -> None:
     entry = ZOO[name]
     model = entry.build()
     small = rewrite.optimize(model, passes=PLANS[plan], example_inputs=entry.inputs(*entry.shapes[0], masks[0]))
+    assert_captured(model, small)
     for batch, length in entry.shapes[:shapes]:
         for mask in masks:
             inputs = entry.inputs(batch, length, mask)
@@ -32,7 +38,17 @@ def check(name: str, plan: str, shapes: int, masks: tuple[Mask, ...]) -> None:
                 assert_equal(run(model, inputs, seed=5, train=train), run(small, inputs, seed=5, train=train))
 
 
-@pytest.mark.parametrize("name", ZOO)
+def assert_captured(model: nn.Module, small: nn.Module) -> None:
+    """At most one in twenty modules that hold parameters is neither in a graph nor called from one."""
+    program = rewrite.report(small).before
+    assert program is not None
+    assert program.regions, "the model was refused whole"
+    missed = uncovered(model, program)
+    holders = sum(1 for module in model.modules() if module._parameters)
+    assert len(missed) <= MAY_BE_UNCOVERED * holders, f"{len(missed)} of {holders}: {missed[:5]}; {program.opaque}"
+
+
+@names(*QUICK, sweep=tuple(name for name in ZOO if name not in QUICK))
 def test_one_architecture_recomputed(name: str) -> None:
     check(name, "blocks", 2, ZOO[name].masks[:1])
 
@@ -44,7 +60,7 @@ def test_every_plan_shape_and_mask(name: str, plan: str) -> None:
     check(name, plan, 2, ZOO[name].masks)
 
 
-@pytest.mark.parametrize("name", ["bert", "llama", "t5", "plain-resnet", "plain-branching", "swin"])
+@names("bert", "llama", "plain-unet")
 @pytest.mark.parametrize("plan", ["untouched", "sqrt"])
 def test_another_plan(name: str, plan: str) -> None:
     check(name, plan, 1, ZOO[name].masks[:2])
@@ -59,28 +75,6 @@ def test_without_example_inputs(name: str, plan: str) -> None:
     small = rewrite.optimize(model, passes=PLANS[plan])
     inputs = entry.inputs(*entry.shapes[1], entry.masks[0])
     assert_equal(run(model, inputs, seed=5), run(small, inputs, seed=5))
-
-
-@pytest.mark.parametrize("name", ["bert", "deberta-v2", "llama", "t5", "wav2vec2", "plain-branching"])
-def test_modules_are_captured(name: str) -> None:
-    check_coverage(name)
-
-
-@pytest.mark.sweep
-@pytest.mark.parametrize("name", ZOO)
-def test_modules_of_every_architecture_are_captured(name: str) -> None:
-    check_coverage(name)
-
-
-def check_coverage(name: str) -> None:
-    """At most one in twenty modules that hold parameters is neither in a graph nor called from one."""
-    entry = ZOO[name]
-    model = entry.build()
-    program = rewrite.capture(model, entry.inputs(*entry.shapes[0], entry.masks[0]))
-    missed = uncovered(model, program)
-    holders = sum(1 for module in model.modules() if module._parameters)
-    assert len(missed) <= MAY_BE_UNCOVERED * holders, f"{len(missed)} of {holders}: {missed[:5]}; {program.opaque}"
-    assert program.regions, "the model was refused whole"
 
 
 @pytest.mark.sweep

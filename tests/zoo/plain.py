@@ -128,7 +128,7 @@ class BranchingNetwork(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.embedding = nn.Embedding(VOCABULARY, 32)
-        self.blocks = nn.ModuleList(GatedBlock(32) for _ in range(3))
+        self.blocks = nn.ModuleList(GatedBlock(32) for _ in range(4))
         self.calm = nn.Linear(32, 32)
         self.wild = nn.Linear(32, 32)
         self.branching = nn.ModuleList(BranchingBlock(32) for _ in range(2))
