@@ -1,0 +1,1 @@
+"""From tagged programs to modules."""
