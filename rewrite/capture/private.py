@@ -60,7 +60,16 @@ def has_hint(size: Any) -> bool:
 
 def evaluate(expr: sympy.Expr, environment: dict[sympy.Symbol, Any]) -> Any:
     """Carry out a size expression over fx proxies or whole numbers."""
-    return sympy_interp(PythonReferenceAnalysis, environment, expr)
+    return sympy_interp(_SizeArithmetic, environment, expr)
+
+
+class _SizeArithmetic(PythonReferenceAnalysis):
+    """Size arithmetic by Python's operators, which fx proxies record too."""
+
+    @staticmethod
+    def int_truediv(a: Any, b: Any) -> Any:
+        """The quotient of two whole numbers, as a float."""
+        return a / b
 
 
 def print_expression(expr: sympy.Basic) -> str:

@@ -83,7 +83,7 @@ class Recorder:
                 node.meta["object"] = True
                 self.objects[id(leaf)] = (node, self._state(leaf))
                 self.keep.append(leaf)
-        self.versions = [leaf._version if isinstance(leaf, torch.Tensor) else 0 for leaf in self.parts.leaves]
+        self.versions = [tensor_version(leaf) for leaf in self.parts.leaves]
 
     def track(self, tensor: torch.Tensor, node: fx.Node) -> None:
         self.nodes[id(tensor)] = node
@@ -266,9 +266,7 @@ class Recorder:
     ) -> None:
         """Append the call `func(*args, **kwargs) -> out`."""
         if len(self.keep) > MAX_VALUES:
-            raise self.session.opaque(
-                f"it makes over {MAX_VALUES} values: an unrolled loop too long for a graph"
-            )
+            raise self.session.opaque(f"it makes over {MAX_VALUES} values: an unrolled loop too long for a graph")
         name = getattr(func, "__name__", "")
         if not has_tensor(out) and not changes_something(name):
             return
@@ -343,9 +341,14 @@ class Recorder:
         placeholders = [node for node in self.graph.nodes if node.op == "placeholder"]
         found = []
         for node, leaf, version in zip(placeholders, self.parts.leaves, self.versions, strict=True):
-            if isinstance(leaf, torch.Tensor) and leaf._version != version:
+            if tensor_version(leaf) != version:
                 found.append(node.name)
         return tuple(found)
+
+
+def tensor_version(value: Any) -> int:
+    """How often a tensor has been written; 0 for what does not count it."""
+    return value._version if isinstance(value, torch.Tensor) and not value.is_inference() else 0
 
 
 def has_tensor(value: Any) -> bool:

@@ -22,11 +22,12 @@ from rewrite.capture.captured import Captured, StoppedError, TimeUpError
 from rewrite.capture.descriptions import first_line, fresh_like, leaf_names, size_key, tensor_versions
 from rewrite.capture.fakes import Fakes
 from rewrite.capture.questions import ask_inputs, guess
-from rewrite.capture.recorder import OpaqueError, Recorder
+from rewrite.capture.recorder import OpaqueError, Recorder, tensor_version
 from rewrite.capture.stand_ins import STAND_INS
-from rewrite.capture.structure import Structure, has_hooks, is_leaf, join_path, path_below
+from rewrite.capture.structure import Structure, has_hooks, is_leaf, join_path, members, path_below
 from rewrite.capture.surroundings import ambient, random_states_kept, same_numpy_state
 from rewrite.capture.symbols import size_predicate
+from rewrite.capture.watch import Containers
 
 SILENT = frozenset(
     """size dim numel stride is_floating_point is_contiguous __len__ element_size is_complex ndimension get_device
@@ -130,10 +131,15 @@ class Session:
         from rewrite.capture.intercept import interception
 
         compatible = (private.transformers_sees_real_tensors(), private.transformers_collects_nothing())
-        with random_states_kept(), compatible[0], compatible[1]:
+        unseen = torch.autograd.graph.saved_tensors_hooks(_same, _same)  # hooks around the call are not for fakes
+        with random_states_kept(), compatible[0], compatible[1], unseen:
             args, kwargs, self.answers = self.fakes.arguments(args, kwargs, self.level)
-            with self.fakes.in_place(self.root, self.root_path, self.tensor_names), interception(self):
-                self.enter_region(self.root, self.root_path, args, kwargs)
+            held = Containers(list(self.root.modules()))
+            try:
+                with self.fakes.in_place(self.root, self.root_path, self.tensor_names), interception(self):
+                    self.enter_region(self.root, self.root_path, args, kwargs)
+            finally:
+                held.put_back()
 
     # Regions.
 
@@ -178,15 +184,22 @@ class Session:
         forward = self.original_forward(module)
         outer, outer_stack, outer_read = self.recorder, self.stack, self.read_hidden
         first_guard = len(private.guards(self.mode))
-        buffers = {name: (buffer, buffer._version) for name, buffer in module.named_buffers()}
+        buffers = {name: (buffer, tensor_version(buffer)) for name, buffer in module.named_buffers()}
         recorder = Recorder(self, path, args, kwargs, leaf_names(forward, args, kwargs))
         inputs = list(recorder.parts.leaves)
         key = (recorder.parts.skeleton, ambient(), self.flags(module, path))
         skeleton = recorder.parts.skeleton
         self.recorder, self.stack, self.read_hidden = recorder, [path], False
         try:
+            held = Containers(members(module, path, self.structure))
+            given = (args, kwargs)
+            contents = calls.contents(given)
             with self._instance_attributes_watched(module, path), self.no_foreign_random_numbers():
                 out = forward(*args, **kwargs)
+            if held.changed():
+                raise OpaqueError(path, "its forward changes a list, dict or set that a module holds")
+            if calls.contents(given) != contents:
+                raise OpaqueError(path, "its forward changes a list, dict or record that it is given")
             result = recorder.output(out)
         except (OpaqueError, StoppedError, TimeUpError):
             raise
@@ -195,7 +208,9 @@ class Session:
         finally:
             read, self.read_hidden = self.read_hidden, outer_read
             self.recorder, self.stack = outer, outer_stack
-        written = {name for name, (buffer, version) in buffers.items() if buffer._version != version} | recorder.written
+        written = {
+            name for name, (buffer, version) in buffers.items() if tensor_version(buffer) != version
+        } | recorder.written
         captured = Captured(
             path=path,
             instances=[path],
@@ -427,6 +442,10 @@ class Session:
             first, last = captured.conditions
             captured.predicate, captured.predicate_text = size_predicate(captured.leaves, conditions[first:last])
         return done
+
+
+def _same(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor
 
 
 def _hooked_inside(module: nn.Module) -> bool:

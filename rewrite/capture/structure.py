@@ -152,13 +152,11 @@ def flags(modules: list[nn.Module]) -> Hashable:
     """What a graph was captured for, of its region's members: training flags, hooks, requests to recompute, and the
     dtypes and devices of their parameters."""
     training = modules[0].training
-    odd = tuple(
-        index
+    states = [
+        (module.training, bool(index) and has_hooks(module), bool(vars(module).get("gradient_checkpointing")))
         for index, module in enumerate(modules)
-        if module.training is not training
-        or (index and has_hooks(module))
-        or vars(module).get("gradient_checkpointing")
-    )
+    ]
+    odd = tuple((index, state) for index, state in enumerate(states) if state != (training, False, False))
     kinds = {(p.dtype, p.device) for module in modules for p in module._parameters.values() if p is not None}
     return (training, odd, next(iter(kinds)) if len(kinds) == 1 else frozenset(kinds))
 

@@ -14,8 +14,8 @@ from torch import nn
 
 from rewrite import calls
 from rewrite.capture.intercept import capturing
-from rewrite.capture.structure import flags, settings
 from rewrite.capture.surroundings import ambient
+from rewrite.capture.watch import Watch
 from rewrite.readers import Reader
 
 if TYPE_CHECKING:
@@ -67,22 +67,17 @@ class RegionForward:
         self.given: Callable[..., Any] | None = vars(module).get("forward")
         """A forward that somebody had put on the instance before."""
         self.table: dict[Hashable, list[Variant]] = {}
-        self.known_members: list[nn.Module] | None = None
+        self.watch: Watch | None = None
         self.expected: tuple[Variant, list[bool]] | None = None
         """Code that the region around, while it runs, knows to serve the next call."""
         self.__signature__ = inspect.signature(self.original)
         self.__doc__ = self.original.__doc__
 
-    @property
-    def members(self) -> list[nn.Module]:
-        """The modules whose training flags and hooks decide which code serves."""
-        if self.known_members is None:
-            self.known_members = self.rewriting.members(self.module, self.path)
-        return self.known_members
-
     def flags(self) -> Hashable:
-        """As `Rewriting.region_flags`, over the members found once."""
-        return (flags(self.members), None if self.path else settings(self.module))
+        """As `Rewriting.region_flags`, with what to look at found once."""
+        if self.watch is None:
+            self.watch = self.rewriting.watch(self.module, self.path)
+        return self.watch.state()
 
     @property
     def original(self) -> Callable[..., Any]:
@@ -118,7 +113,7 @@ class RegionForward:
 
     def __getstate__(self) -> dict[str, Any]:
         """Generated code is not pickled: the copy captures again at its first call."""
-        return {**vars(self), "table": {}, "expected": None, "known_members": None, "__signature__": None}
+        return {**vars(self), "table": {}, "expected": None, "watch": None, "__signature__": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         vars(self).update(state)
@@ -133,12 +128,12 @@ class RegionForward:
         made.given = copy.deepcopy(self.given, memo)
         made.rewriting = copy.deepcopy(self.rewriting, memo)
         made.table = {key: list(variants) for key, variants in self.table.items()}
-        made.known_members = None
+        made.watch = None
         return made
 
     def bound_to(self, replica: nn.Module) -> RegionForward:
         """The same code for a replica of the module."""
         made: RegionForward = object.__new__(type(self))
         vars(made).update(vars(self))
-        made.module, made.known_members = replica, None
+        made.module, made.watch = replica, None
         return made

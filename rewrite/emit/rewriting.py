@@ -14,7 +14,8 @@ from torch import nn
 from rewrite import calls, pipeline
 from rewrite.capture.captured import Captured
 from rewrite.capture.driver import Capture, capture_module
-from rewrite.capture.structure import Structure, find_blocks, flags, join_path, members, settings
+from rewrite.capture.structure import Structure, find_blocks, join_path
+from rewrite.capture.watch import Watch
 from rewrite.contract import Pass
 from rewrite.emit.code import compile_graph
 from rewrite.emit.forward import RegionForward, Variant
@@ -52,12 +53,12 @@ class Rewriting:
             self.structure = find_blocks(self.root)
         return self.structure
 
-    def members(self, module: nn.Module, path: str) -> list[nn.Module]:
-        return members(module, path, self.blocks())
+    def watch(self, module: nn.Module, path: str) -> Watch:
+        return Watch(module, path, self.blocks())
 
     def region_flags(self, module: nn.Module, path: str) -> Hashable:
         """What the code of a region depends on beside the arguments of a call."""
-        return (flags(self.members(module, path)), None if path else settings(module))
+        return self.watch(module, path).state()
 
     def install(self, path: str) -> RegionForward:
         """The region forward of the module at `path`, put there if it is not yet."""
@@ -89,16 +90,18 @@ class Rewriting:
         return result
 
     def program(self, path: str, capture: Capture) -> Program:
-        regions = tuple(self.region(captured) for captured in capture.regions)
+        taken = {path for captured in capture.regions for path in captured.instances}
+        regions = tuple(self.region(captured, taken) for captured in capture.regions)
         blocks = tuple(self.blocks().blocks)
         metadata = {"blocks": blocks, "seconds": capture.seconds, "assumptions": capture.assumptions}
         return Program(regions, capture.opaque, type(self.root).__name__, metadata)
 
-    def region(self, captured: Captured) -> Region:
+    def region(self, captured: Captured, taken: set[str]) -> Region:
+        """Serve also the siblings that did not run, unless they were captured by themselves."""
         instances = list(captured.instances)
         group = self.blocks().blocks.get(captured.path)
         if group is not None and captured.shared:
-            likes = [path for path, other in self.blocks().blocks.items() if other == group and path not in instances]
+            likes = [path for path, other in self.blocks().blocks.items() if other == group and path not in taken]
             instances += [path for path in likes if self._alike(path, captured)]
         return Region(
             captured.path, tuple(instances), type(captured.module).__name__, captured.graph,

@@ -14,6 +14,7 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from rewrite.capture.answers import SHADOW_ELEMENTS, Answers
+from rewrite.capture.surroundings import Kept, configs
 from rewrite.errors import InputError
 from rewrite.memory.autograd import lone_holders
 from rewrite.memory.devices import device_assumptions, kernels_of
@@ -166,13 +167,19 @@ def _small_originals(convert: FakeTensors | Clones) -> dict[int, torch.Tensor]:
 
 @contextlib.contextmanager
 def _training(module: nn.Module, train: bool) -> Iterator[None]:
-    """Put the tree in the wanted mode; a training model keeps the parts its owner put in eval."""
+    """Put the tree in the wanted mode; a training model keeps the parts its owner put in eval.
+
+    Options that the forward settles in a config are put back.
+    """
     before = [(each, each.training) for each in module.modules()]
+    settled = [Kept(vars(config)) for config in configs(module)]
     if train != module.training:
         module.train(train)
     try:
         yield
     finally:
+        for config in settled:
+            config.restore()
         for each, flag in before:
             each.training = flag
 

@@ -133,7 +133,7 @@ def test_print_expression_is_python() -> None:
         text = private.print_expression(private.expression(value))
         assert eval(text, {str(symbol): 7, "math": __import__("math")}) == private.hint(value), text
     assert bool(size > 4)
-    (guard,) = private.guards(mode.shape_env)  # type: ignore[arg-type]
+    (guard,) = private.guards(mode)  # type: ignore[arg-type]
     assert eval(private.print_expression(guard), {str(symbol): 7}) is True
     assert eval(private.print_expression(guard), {str(symbol): 3}) is False
     assert private.free_symbols(guard) == {symbol}
@@ -143,7 +143,7 @@ def test_replacements_name_symbols_found_equal_to_a_number() -> None:
     tensor, mode = fake(3, 5, dynamic={0, 1})
     symbol = private.expression(tensor.shape[0])
     assert tensor.shape[0] == 3
-    assert private.replacements(mode.shape_env) == {symbol: 3}  # type: ignore[arg-type]
+    assert private.replacements(mode) == {symbol: 3}  # type: ignore[arg-type]
     assert private.expression(tensor.shape[0]) == 3
 
 

@@ -471,10 +471,6 @@ class Collecting(Stack):
         return torch.stack(losses).sum() + value.mean()
 
 
-lost = pytest.mark.xfail(strict=True, reason="changes of containers are recorded nowhere yet")
-
-
-@lost
 def test_what_a_block_puts_into_a_list_it_is_given_is_not_lost() -> None:
     model = Collecting(2, Collects)
     small = rewrite.optimize(model, example_inputs=(hidden(),))
@@ -491,7 +487,6 @@ CHANGES: dict[str, Callable[[Any], None]] = {
 }
 
 
-@lost
 @pytest.mark.parametrize("name", CHANGES)
 def test_a_change_of_a_container_that_is_given_reaches_the_caller(name: str) -> None:
     def forward(module: Does, value: torch.Tensor, holder: Any) -> torch.Tensor:
@@ -508,7 +503,6 @@ def test_a_change_of_a_container_that_is_given_reaches_the_caller(name: str) -> 
     assert same(mine, theirs)
 
 
-@lost
 def test_a_list_of_the_module_gets_real_tensors() -> None:
     def forward(module: Does, value: torch.Tensor) -> torch.Tensor:
         module.seen.append(value.sum())

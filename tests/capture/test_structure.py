@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Hashable
 
-import pytest
 import torch
 from torch import nn
 from transformers.pytorch_utils import Conv1D
@@ -208,7 +207,6 @@ def test_members_are_what_a_regions_graph_is_made_of() -> None:
     assert members(block, "encoder.layers.0", structure) == [block, block.linear]
 
 
-@pytest.mark.xfail(strict=True, reason="a hook inside and a part in eval mode give the same flags")
 def test_flags_tell_modes_hooks_and_requests_to_recompute() -> None:
     def eval_mode(block: Block) -> None:
         block.eval()

@@ -43,8 +43,8 @@ class Capture:
         ]
 
     def serves(self, *leaves: Any, beside: tuple[Any, ...] = ()) -> bool:
-        guards = private.guards(self.mode.shape_env)  # type: ignore[arg-type]
-        conditions = [guard.xreplace(private.replacements(self.mode.shape_env)) for guard in guards]  # type: ignore[arg-type]
+        guards = private.guards(self.mode)  # type: ignore[arg-type]
+        conditions = [guard.xreplace(private.replacements(self.mode)) for guard in guards]  # type: ignore[arg-type]
         predicate, text = size_predicate([*self.fakes, *beside], conditions)
         assert eval(f"lambda x: {text}", {"math": __import__("math"), "Max": max, "Min": min})(leaves) == predicate(
             leaves
