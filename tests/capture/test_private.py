@@ -185,3 +185,7 @@ def test_outside_modes_gives_real_tensors_that_no_mode_sees() -> None:
         assert not torch.is_grad_enabled()
     assert type(made) is torch.Tensor
     assert torch.is_grad_enabled()
+
+
+def test_the_quotient_of_two_sizes_is_a_float() -> None:
+    assert private._SizeArithmetic.int_truediv(3, 2) == 1.5
