@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar, cast
 
@@ -11,13 +11,14 @@ import torch
 from torch import nn
 
 from rewrite import pipeline, registry, spec
-from rewrite.contract import Change, Numerics, Pass, Refusal
+from rewrite.contract import Change, Numerics, Pass, Refusal, loosest
 from rewrite.diff.compare import compare
 from rewrite.diff.model import GraphDiff
 from rewrite.emit.forward import RegionForward
 from rewrite.emit.rewriting import Rewriting
 from rewrite.emit.tree import copy_tree
 from rewrite.errors import CaptureError, InputError, ModelError, RewriteError
+from rewrite.inputs import as_call
 from rewrite.memory import Estimate, estimate_step
 from rewrite.program import Opaque, Program
 
@@ -148,8 +149,7 @@ class Report:
     @property
     def numerics(self) -> Numerics:
         """The loosest of the passes' promises."""
-        order = (Numerics.EXACT, Numerics.REASSOCIATED, Numerics.REDUCED)
-        return max((entry.numerics for entry in self.passes), key=order.index, default=Numerics.EXACT)
+        return loosest(self.passes)
 
     @property
     def changes(self) -> tuple[Change, ...]:
@@ -173,23 +173,6 @@ def report(model: nn.Module) -> Report:
         first.steps if first else (),
         rewriting.opaque,
         rewriting.passes,
-    )
-
-
-def as_call(example_inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Example inputs as positional and keyword arguments. Raises InputError for what cannot be a call."""
-    if isinstance(example_inputs, torch.Tensor):
-        return (example_inputs,), {}
-    if isinstance(example_inputs, Mapping):
-        if not all(isinstance(key, str) for key in example_inputs):
-            raise InputError("example inputs", "a dict of inputs has names as keys", "give keyword arguments by name")
-        return (), dict(example_inputs)
-    if isinstance(example_inputs, (tuple, list)):
-        return tuple(example_inputs), {}
-    raise InputError(
-        "example inputs",
-        f"{type(example_inputs).__name__} is neither a dict, a tuple, a list nor a tensor",
-        "give a dict of keyword arguments or a tuple of positional ones",
     )
 
 

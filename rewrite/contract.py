@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import abc
 import enum
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
@@ -77,3 +78,9 @@ class Pass(abc.ABC):
     def __str__(self) -> str:
         """The spec text that parses back to this pass."""
         return render_pass(self)
+
+
+def loosest(passes: Sequence[Pass]) -> Numerics:
+    """The numerics a pipeline promises: those of its least exact pass."""
+    order = list(Numerics)
+    return max((each.numerics for each in passes), key=order.index, default=Numerics.EXACT)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -12,8 +12,10 @@ from torch import nn
 from rewrite.certificate import Certificate as Certificate
 from rewrite.certificate import Row as Row
 from rewrite.comparison import compare, structure
-from rewrite.contract import Numerics
+from rewrite.contract import Numerics, loosest
+from rewrite.emit.forward import RegionForward
 from rewrite.errors import InputError, VerifyError
+from rewrite.inputs import as_call
 from rewrite.observation import observe, tensors
 from rewrite.tolerance import tolerance_for
 
@@ -26,7 +28,7 @@ def verify(
     example_inputs: Any,
     *,
     seeds: Sequence[int] = (0,),
-    numerics: Numerics = Numerics.EXACT,
+    numerics: Numerics | None = None,
     low: torch.dtype = torch.bfloat16,
 ) -> Certificate:
     """Run both modules on the same inputs under the same seeds and compare everything a step leaves behind.
@@ -37,7 +39,7 @@ def verify(
     an error.
 
     example_inputs: a dict of keyword arguments, a tuple or list of positional ones, or one tensor.
-    numerics: what to hold the rewrite to; `rewrite.report(rewritten)` has what its passes declare.
+    numerics: what to hold the rewrite to; None for what its passes declare.
     low: the precision that `Numerics.REDUCED` computes in.
 
     Both modules are left as they were: gradients, buffers, modes, random streams. Raises `VerifyError` when a
@@ -45,8 +47,9 @@ def verify(
     """
     for module in (original, rewritten):
         _require_numbers(module)
+    numerics = numerics or declared_numerics(rewritten)
     rows, cases, skipped = list(structure(original, rewritten)), [], []
-    calls = [call_arguments(example_inputs)]
+    calls = [as_call(example_inputs)]
     calls += [call for call in [another_batch(calls[0])] if call is not None]
     for position, (train, seed) in itertools.product(range(len(calls)), itertools.product((True, False), seeds)):
         args, kwargs = calls[position]
@@ -70,13 +73,10 @@ def verify(
     return Certificate(passed, numerics.value, tuple(rows), tuple(cases), tuple(skipped))
 
 
-def call_arguments(example_inputs: Any) -> Call:
-    """Positional and keyword arguments: a dict is keyword arguments, a tuple or list positional, else one argument."""
-    if isinstance(example_inputs, Mapping):
-        return (), dict(example_inputs)
-    if isinstance(example_inputs, tuple | list):
-        return tuple(example_inputs), {}
-    return (example_inputs,), {}
+def declared_numerics(module: nn.Module) -> Numerics:
+    """What the passes that made `module` promise; exact for a module that no pass made."""
+    forward = vars(module).get("forward")
+    return loosest(forward.rewriting.passes) if isinstance(forward, RegionForward) else Numerics.EXACT
 
 
 def another_batch(call: Call) -> Call | None:

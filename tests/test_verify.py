@@ -16,7 +16,8 @@ from torch import nn
 from rewrite.certificate import SCHEMA, Certificate
 from rewrite.contract import Numerics
 from rewrite.errors import InputError, VerifyError
-from rewrite.verify import another_batch, call_arguments, verify
+from rewrite.inputs import as_call
+from rewrite.verify import another_batch, verify
 from tests.zoo import ZOO
 from tests.zoo.plain import GatedBlock
 
@@ -239,14 +240,14 @@ def test_a_batch_the_original_cannot_run_is_skipped_and_said() -> None:
 
 
 def test_batches_are_resized_along_the_shared_first_dimension() -> None:
-    resized = another_batch(call_arguments({"a": torch.zeros(3, 2), "b": [torch.zeros(3)], "c": torch.zeros(1, 3)}))
+    resized = another_batch(as_call({"a": torch.zeros(3, 2), "b": [torch.zeros(3)], "c": torch.zeros(1, 3)}))
     assert resized is not None
     assert [resized[1]["a"].shape, resized[1]["b"][0].shape, resized[1]["c"].shape] == [(2, 2), (2,), (1, 3)]
-    single = another_batch(call_arguments((torch.zeros(1, 5), 7)))
+    single = another_batch(as_call((torch.zeros(1, 5), 7)))
     assert single is not None
     assert single[0][0].shape == (2, 5)
     assert single[0][1] == 7
-    assert another_batch(call_arguments({"scalar": torch.tensor(1.0)})) is None
+    assert another_batch(as_call({"scalar": torch.tensor(1.0)})) is None
 
 
 def test_json_is_plain_and_strict() -> None:

@@ -16,7 +16,7 @@ from rewrite.certificate import Certificate
 from rewrite.cli.loading import Loaded, Request, load
 from rewrite.cli.memory import refuse_beyond_memory
 from rewrite.cli.narration import Narration
-from rewrite.contract import Numerics, Pass
+from rewrite.contract import Pass
 from rewrite.diff.compare import view
 from rewrite.diff.model import GraphDiff, View
 from rewrite.errors import CaptureError, ModelError
@@ -101,7 +101,7 @@ def certificate_of(request: Request, passes: Sequence[Pass], narration: Narratio
     with narration.working("rewriting"):
         rewritten = optimize(planned.model, passes=passes, example_inputs=planned.example_inputs)
     with narration.working("running both"):
-        return verify(planned.model, rewritten, planned.example_inputs, numerics=loosest(passes))
+        return verify(planned.model, rewritten, planned.example_inputs)
 
 
 def _has_no_numbers(model: torch.nn.Module) -> bool:
@@ -111,9 +111,3 @@ def _has_no_numbers(model: torch.nn.Module) -> bool:
 def parameter_bytes(model: torch.nn.Module) -> int:
     """Bytes of every parameter, shared ones once."""
     return sum(parameter.numel() * parameter.element_size() for parameter in model.parameters())
-
-
-def loosest(passes: Sequence[Pass]) -> Numerics:
-    """The numerics a pipeline promises: those of its least exact pass."""
-    order = list(Numerics)
-    return max((each.numerics for each in passes), key=order.index, default=Numerics.EXACT)

@@ -16,6 +16,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from rewrite.capture.answers import SHADOW_ELEMENTS, Answers
 from rewrite.capture.surroundings import Kept, configs
 from rewrite.errors import InputError
+from rewrite.inputs import as_call
 from rewrite.memory.autograd import lone_holders
 from rewrite.memory.devices import device_assumptions, kernels_of
 from rewrite.memory.fakes import Clones, FakeTensors, same_random_state, swapped
@@ -113,17 +114,13 @@ def _run(
 def inputs_as_call(
     example_inputs: Any, convert: Callable[[torch.Tensor], torch.Tensor]
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Positional and named arguments: a mapping is named, a tuple or list positional, a tensor the only one."""
+    """Example inputs as a call, with each tensor converted. Raises InputError for what is no call."""
 
     def leaf(value: Any) -> Any:
         return convert(value) if isinstance(value, torch.Tensor) else value
 
-    converted = torch.utils._pytree.tree_map(leaf, example_inputs)
-    if isinstance(example_inputs, Mapping):
-        return (), dict(converted)
-    if isinstance(example_inputs, (tuple, list)) and not hasattr(example_inputs, "_fields"):
-        return tuple(converted), {}
-    return (converted,), {}
+    args, kwargs = torch.utils._pytree.tree_map(leaf, as_call(example_inputs))
+    return args, kwargs
 
 
 def _hold(tracker: Tracker, module: nn.Module, inputs: Any, stepper: StepOptimizer | None) -> None:

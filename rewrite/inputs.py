@@ -1,0 +1,27 @@
+"""Example inputs: one call of a model, in any of the forms users have it in."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from rewrite.errors import InputError
+
+
+def as_call(example_inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Example inputs as positional and keyword arguments. Raises InputError for what cannot be a call."""
+    if isinstance(example_inputs, torch.Tensor):
+        return (example_inputs,), {}
+    if isinstance(example_inputs, Mapping):
+        if not all(isinstance(key, str) for key in example_inputs):
+            raise InputError("example inputs", "a dict of inputs has names as keys", "give keyword arguments by name")
+        return (), dict(example_inputs)
+    if isinstance(example_inputs, (tuple, list)):
+        return tuple(example_inputs), {}
+    raise InputError(
+        "example inputs",
+        f"{type(example_inputs).__name__} is neither a dict, a tuple, a list nor a tensor",
+        "give a dict of keyword arguments or a tuple of positional ones",
+    )
