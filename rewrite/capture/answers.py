@@ -134,6 +134,19 @@ class Answers:
         with outside_modes():
             return func(*real[0], **real[1])
 
+    def as_fakes(self, known: Any) -> Any:
+        """Fakes, with their values beside them, of an answer: of tensors whose size depends on known data.
+
+        To be called under the fake mode.
+        """
+        if isinstance(known, (tuple, list)):
+            return type(known)(self.as_fakes(item) for item in known)
+        if not isinstance(known, torch.Tensor):
+            return known
+        fake = torch.empty_strided(known.shape, known.stride(), dtype=known.dtype)
+        self.set_shadow(fake, known)
+        return fake
+
     def _on_shadows(
         self,
         func: Callable[..., Any],

@@ -14,6 +14,7 @@ from torch.overrides import TorchFunctionMode
 from rewrite import runtime
 from rewrite.capture import private
 from rewrite.capture.descriptions import tensor_versions
+from rewrite.capture.functions import call_function
 
 if TYPE_CHECKING:
     from rewrite.capture.session import Session
@@ -44,7 +45,7 @@ class FunctionMode(TorchFunctionMode):
             if session.recorder is not None and not session.silent:
                 session.recorder.graph.call_function(runtime.set_grad_enabled, tuple(args))
             return None
-        return session.function(func, args, kwargs or {})
+        return call_function(session, func, args, kwargs or {})
 
 
 @contextlib.contextmanager

@@ -6,7 +6,6 @@ import contextlib
 import random
 import sys
 import threading
-import time
 from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -17,24 +16,15 @@ from torch import nn
 
 from rewrite import calls, runtime
 from rewrite.capture import private
-from rewrite.capture.answers import SCALAR_QUESTIONS, SIZE_QUESTIONS, Answers
+from rewrite.capture.answers import Answers
 from rewrite.capture.captured import Captured, StoppedError, TimeUpError
 from rewrite.capture.descriptions import first_line, fresh_like, leaf_names, size_key, tensor_versions
 from rewrite.capture.fakes import Fakes
-from rewrite.capture.questions import ask_inputs, guess
 from rewrite.capture.recorder import OpaqueError, Recorder, tensor_version
-from rewrite.capture.stand_ins import STAND_INS
 from rewrite.capture.structure import Structure, has_hooks, is_leaf, join_path, members, path_below
 from rewrite.capture.surroundings import ambient, random_states_kept, same_numpy_state
 from rewrite.capture.symbols import size_predicate
 from rewrite.capture.watch import Containers
-
-SILENT = frozenset(
-    """size dim numel stride is_floating_point is_contiguous __len__ element_size is_complex ndimension get_device
-    untyped_storage storage_offset __hash__ __repr__ __format__ is_tensor data_ptr type_as_dtype is_signed _is_view
-    __reduce_ex__ is_set_to _version __dir__ is_shared is_pinned""".split()  # noqa: SIM905 - a list of this length reads better so
-)
-"""Functions that only look at a tensor's description: run, never recorded."""
 
 PLAIN_LAYERS = frozenset(
     {
@@ -373,61 +363,6 @@ class Session:
         node.meta.update(val=out, module_path=path, source=self.opaque_paths[path].source)
         recorder.finish(checked, out, path)
         return out
-
-    # Calls of torch functions, from the interception.
-
-    def function(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if self.silent:
-            return func(*args, **kwargs)
-        if time.monotonic() > self.deadline:
-            raise TimeUpError
-        name = getattr(func, "__name__", "")
-        if name in SILENT or (name == "__get__" and not isinstance(args[0], torch.Tensor)):
-            return func(*args, **kwargs)
-        if name in SCALAR_QUESTIONS:
-            return self.question(func, args, kwargs)
-        if self.recorder is None and name in SIZE_QUESTIONS:
-            known = self.answers.answer(func, args, kwargs)
-            if known is not NotImplemented:
-                return self.as_fakes(known)
-        versions = tensor_versions(args, kwargs) if self.recorder is not None else []
-        self.silent += 1
-        try:
-            out = STAND_INS.get(func, func)(*args, **kwargs)
-        except Exception:
-            self.last_place = (self.module_path(), self.source())
-            raise
-        finally:
-            self.silent -= 1
-        self.answers.follow(func, args, kwargs, out)
-        if self.recorder is not None:
-            self.recorder.record(func, args, kwargs, out, versions)
-            self.recorder.note_written(func, args, kwargs)
-        return out
-
-    def question(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """The model asks for the data of a tensor."""
-        answer = self.answers.answer(func, args, kwargs)
-        if self.recorder is not None:
-            asked = ask_inputs(self.recorder, func, args, kwargs, answer)
-            if asked is None:
-                raise self.opaque(f"its forward depends on the data of a tensor (`{func.__name__}`)")
-            self.recorder.questions.append((asked, bool(answer)))
-            return answer
-        if answer is NotImplemented:
-            self.assumptions.append(f"{self.module_path()} ({self.source()}): a value that depends on data was guessed")
-            return guess(func, args)
-        return answer
-
-    def as_fakes(self, known: Any) -> Any:
-        """Fakes, with their values beside them, of tensors whose size depends on known data."""
-        if isinstance(known, (tuple, list)):
-            return type(known)(self.as_fakes(item) for item in known)
-        if not isinstance(known, torch.Tensor):
-            return known
-        fake = torch.empty_strided(known.shape, known.stride(), dtype=known.dtype)
-        self.answers.set_shadow(fake, known)
-        return fake
 
     def unfinished(self) -> list[str]:
         """Regions begun whose recording did not reach its end."""

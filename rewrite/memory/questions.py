@@ -63,7 +63,7 @@ class Questions:
             return ctc_loss(args[0], self._longest(args[3], at_most=args[1].shape[-1]))
         known = self._answers.answer(func, args, kwargs)
         if known is not NotImplemented:
-            return self._as_fakes(known)
+            return self._answers.as_fakes(known)
         guess = _GUESSES.get(func)
         if guess is None:
             return func(*args, **kwargs)
@@ -103,16 +103,6 @@ class Questions:
             return at_most
         with outside_modes():
             return int(known.max())
-
-    def _as_fakes(self, known: Any) -> Any:
-        assert self._answers is not None
-        if isinstance(known, (tuple, list)):
-            return type(known)(self._as_fakes(item) for item in known)
-        if not isinstance(known, torch.Tensor):
-            return known
-        fake = torch.empty_strided(known.shape, known.stride(), dtype=known.dtype)
-        self._answers.set_shadow(fake, known)
-        return fake
 
     def _assume(self, sentence: str) -> None:
         where = f"{self._modules.current or 'the root module'} ({user_line()}): {sentence}"
