@@ -104,7 +104,7 @@ def _mode_change(node: Node) -> int:
     name = function_name(node)
     if name == "set_grad_enabled":
         return -1 if node.args[0] else 1
-    return {"_enter_autocast": 1, "_exit_autocast": -1}.get(name, 0)
+    return {"enter_autocast": 1, "exit_autocast": -1}.get(name, 0)
 
 
 def function_name(node: Node) -> str:
@@ -123,7 +123,8 @@ def _computes(node: Node) -> bool:
 
 def storages(nodes: Iterable[Node]) -> set[int]:
     """Identities of the storages behind the fake values of `nodes`."""
-    return {tensor.untyped_storage()._cdata for node in nodes for tensor in _tensors(node.meta.get("val"))}
+    values = (tensor for node in nodes for tensor in _tensors(node.meta.get("val")))
+    return {tensor.untyped_storage()._cdata for tensor in values if str(tensor.layout) == "torch.strided"}
 
 
 def _tensors(value: Any) -> Iterator[Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -67,6 +68,47 @@ def read_leaf(value: Any, place: int) -> torch.Tensor:
 def set_grad_enabled(enabled: bool) -> None:
     """Grad mode from here on, until the next call: `torch.no_grad()` of the original, unrolled."""
     torch._C._set_grad_enabled(enabled)
+
+
+_modes = threading.local()
+"""The autocast spans that generated code has entered and not left, by thread."""
+
+
+def enter_autocast(device: str, dtype: torch.dtype, enabled: bool, cache_enabled: bool) -> torch.autocast:
+    """Autocast from here on, until `exit_autocast` of the result: `with torch.autocast(...)`, unrolled."""
+    context = torch.autocast(device, dtype, enabled, cache_enabled)
+    context.__enter__()
+    _entered().append(context)
+    return context
+
+
+def exit_autocast(context: torch.autocast) -> None:
+    """The end of a span of autocast."""
+    _entered().remove(context)
+    context.__exit__(None, None, None)
+
+
+def _entered() -> list[torch.autocast]:
+    if not hasattr(_modes, "entered"):
+        _modes.entered = []
+    entered: list[torch.autocast] = _modes.entered
+    return entered
+
+
+def leaving_modes(function: Callable[..., Any]) -> Callable[..., Any]:
+    """`function`, whose unrolled spans of no_grad and autocast end also when an error leaves it."""
+
+    def run(*args: Any) -> Any:
+        enabled, depth = torch.is_grad_enabled(), len(_entered())
+        try:
+            return function(*args)
+        except BaseException:
+            while len(_entered()) > depth:
+                _entered().pop().__exit__(None, None, None)
+            set_grad_enabled(enabled)
+            raise
+
+    return run
 
 
 class ApplyFunction:

@@ -146,7 +146,7 @@ def _autocast_enter(session: Session) -> Callable[..., Any]:
         recorder = session.recorder
         if recorder is not None and not session.silent and session.thread == threading.get_ident():
             arguments = (context.device, context.fast_dtype, context._enabled, context._cache_enabled)
-            context._rewrite_node = recorder.graph.call_function(private.enter_autocast, arguments)
+            context._rewrite_node = recorder.graph.call_function(runtime.enter_autocast, arguments)
         return original(context)
 
     return enter
@@ -158,7 +158,7 @@ def _autocast_exit(session: Session) -> Callable[..., Any]:
     def leave(context: Any, *error: Any) -> Any:
         node = context.__dict__.pop("_rewrite_node", None)
         if node is not None and session.recorder is not None:
-            session.recorder.graph.call_function(private.exit_autocast, (node,))
+            session.recorder.graph.call_function(runtime.exit_autocast, (node,))
         return original(context, *error)
 
     return leave

@@ -15,7 +15,6 @@ import torch
 from torch._dispatch.python import enable_python_dispatcher
 from torch._dynamo.source import ConstantSource
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
-from torch.amp import autocast_mode
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
 from torch.utils import checkpoint as torch_checkpoint
 from torch.utils._sympy.interp import sympy_interp
@@ -25,8 +24,6 @@ from torch.utils._sympy.reference import PythonReferenceAnalysis
 __all__ = ["FakeTensor", "FakeTensorMode", "ShapeEnv", "enable_python_dispatcher"]
 
 set_grad_enabled = torch._C._set_grad_enabled
-enter_autocast = autocast_mode._enter_autocast
-exit_autocast = autocast_mode._exit_autocast
 CHECKPOINT_GENERATOR = (torch_checkpoint, "_checkpoint_without_reentrant_generator")
 
 

@@ -159,11 +159,3 @@ def flags(modules: list[nn.Module]) -> Hashable:
     odd = tuple((index, state) for index, state in enumerate(states) if state != (training, False, False))
     kinds = {(p.dtype, p.device) for module in modules for p in module._parameters.values() if p is not None}
     return (training, odd, next(iter(kinds)) if len(kinds) == 1 else frozenset(kinds))
-
-
-def settings(module: nn.Module) -> Hashable:
-    """The plain options in the model's `config`, which its forward may read."""
-    config = vars(module).get("config")
-    if not hasattr(config, "__dict__"):
-        return None
-    return tuple((name, value) for name, value in vars(config).items() if isinstance(value, PRIMITIVES))

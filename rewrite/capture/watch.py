@@ -9,9 +9,11 @@ import torch
 from torch import nn
 
 from rewrite import calls
-from rewrite.capture.structure import PRIMITIVES, Structure, flags, members, settings
+from rewrite.capture.structure import PRIMITIVES, Structure, flags, members
 
 BOOK_KEEPING = frozenset(vars(nn.Module())) | {"forward", "_replicate_for_data_parallel"}
+MAX_ITEMS = 64
+"""Longer lists and dicts of a module are taken to be data, not options."""
 
 
 class Watch:
@@ -22,28 +24,67 @@ class Watch:
     """
 
     def __init__(self, module: nn.Module, path: str, structure: Structure) -> None:
-        self.root = module if not path else None
         self.members = members(module, path, structure)
+        self.children = [(member._modules, dict(member._modules)) for member in self.members]
+        self.classes = tuple((type(member), tuple(member._modules)) for member in self.members)
         group = structure.blocks.get(path)
         hidden = structure.differing.get(group, set()) if group is not None else set()
         below = {id(inner): name for name, inner in module.named_modules()}
         self.plain: list[tuple[dict[str, Any], str]] = []
         self.tensors: list[tuple[dict[str, Any], str]] = []
+        self.containers: list[tuple[dict[str, Any], str]] = []
+        self.options: dict[int, dict[str, Any]] = {}
         for member in self.members:
             for name, value in vars(member).items():
-                if name in BOOK_KEEPING or (below.get(id(member), ""), name) in hidden:
-                    continue
-                if isinstance(value, PRIMITIVES):
-                    self.plain.append((vars(member), name))
-                elif isinstance(value, torch.Tensor):
-                    self.tensors.append((vars(member), name))
+                if name not in BOOK_KEEPING and (below.get(id(member), ""), name) not in hidden:
+                    self._add(vars(member), name, value)
+
+    def _add(self, table: dict[str, Any], name: str, value: Any) -> None:
+        if isinstance(value, PRIMITIVES):
+            self.plain.append((table, name))
+        elif isinstance(value, torch.Tensor):
+            self.tensors.append((table, name))
+        elif type(value) in (list, tuple, dict) and len(value) <= MAX_ITEMS:
+            self.containers.append((table, name))
+        elif not isinstance(value, (nn.Module, type)) and not callable(value) and hasattr(value, "__dict__"):
+            self.options.setdefault(id(value), vars(value))
+
+    def is_current(self) -> bool:
+        """Whether the members still hold the modules they held."""
+        return all(
+            table.keys() == then.keys() and all(table[name] is then[name] for name in then)
+            for table, then in self.children
+        )
 
     def state(self) -> Hashable:
         """Equal for two calls that one graph may serve."""
-        plain = tuple([table.get(name) for table, name in self.plain])
-        tensors = tuple([id(table.get(name)) for table, name in self.tensors])
-        options = settings(self.root) if self.root is not None else None
-        return (flags(self.members), plain, tensors, options)
+        return (
+            flags(self.members),
+            self.classes,
+            tuple([table.get(name) for table, name in self.plain]),
+            tuple([id(table.get(name)) for table, name in self.tensors]),
+            tuple([_values(table.get(name)) for table, name in self.containers]),
+            tuple([_values(options) for options in self.options.values()]),
+            tuple([key for member in self.members if "forward" in vars(member) and (key := _patched(member))]),
+        )
+
+
+def _patched(member: nn.Module) -> int | None:
+    """The identity of a forward that somebody put on the instance, ours (which says what was `given`) left out."""
+    forward = vars(member)["forward"]
+    forward = getattr(forward, "given", forward)
+    return None if forward is None else id(forward)
+
+
+def _values(held: Any) -> Hashable:
+    """The plain values in a container or an options object, and the identity of tensors in it."""
+    if isinstance(held, dict):
+        return tuple([(name, _values(value)) for name, value in held.items() if isinstance(name, str)])
+    if type(held) in (list, tuple):
+        return tuple([_values(value) for value in held])
+    if isinstance(held, torch.Tensor):
+        return id(held)
+    return held if isinstance(held, PRIMITIVES) else None
 
 
 class Containers:

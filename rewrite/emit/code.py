@@ -32,4 +32,5 @@ def compile_graph(graph: fx.Graph, path: str) -> Callable[..., Any]:
     runtime.SOURCES[filename] = tuple(lines)
     linecache.cache[filename] = (len(source), None, [f"{line}\n" for line in source.split("\n")], filename)
     function: Callable[..., Any] = scope["forward"]
-    return function
+    opens_spans = any(node.target in (runtime.set_grad_enabled, runtime.enter_autocast) for node in graph.nodes)
+    return runtime.leaving_modes(function) if opens_spans else function

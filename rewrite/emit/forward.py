@@ -50,7 +50,9 @@ class Variant:
             return calls.join(self.result, self.function(forward.module, *leaves))
         underway = [True]
         for path, variant in self.children:
-            forward.rewriting.install(path).expected = (variant, underway)
+            child = forward.rewriting.region_forward(path)
+            if child is not None:
+                child.expected = (variant, underway)
         try:
             return calls.join(self.result, self.function(forward.module, *leaves))
         finally:
@@ -75,8 +77,8 @@ class RegionForward:
 
     def flags(self) -> Hashable:
         """As `Rewriting.region_flags`, with what to look at found once."""
-        if self.watch is None:
-            self.watch = self.rewriting.watch(self.module, self.path)
+        if self.watch is None or not self.watch.is_current():
+            self.watch = self.rewriting.watch(self.module, self.path, again=self.watch is not None)
         return self.watch.state()
 
     @property

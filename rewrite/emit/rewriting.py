@@ -53,8 +53,19 @@ class Rewriting:
             self.structure = find_blocks(self.root)
         return self.structure
 
-    def watch(self, module: nn.Module, path: str) -> Watch:
+    def watch(self, module: nn.Module, path: str, *, again: bool = False) -> Watch:
+        """What to look at in a region; `again` when modules were replaced, added or taken out."""
+        if again:
+            self.structure = None
         return Watch(module, path, self.blocks())
+
+    def region_forward(self, path: str) -> RegionForward | None:
+        """The forward we put on the module at `path`, if it is there still."""
+        try:
+            present = vars(self.root.get_submodule(path)).get("forward")
+        except AttributeError:
+            return None
+        return present if isinstance(present, RegionForward) else None
 
     def region_flags(self, module: nn.Module, path: str) -> Hashable:
         """What the code of a region depends on beside the arguments of a call."""

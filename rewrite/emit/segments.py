@@ -5,6 +5,7 @@ from __future__ import annotations
 import operator
 from typing import Any
 
+import torch
 from torch import fx
 
 from rewrite import runtime
@@ -136,7 +137,8 @@ def _mutated(region: Region, group: tuple[fx.Node, ...], inputs: list[fx.Node]) 
 
 
 def _storages(node: fx.Node) -> set[int]:
-    return {tensor.untyped_storage()._cdata for tensor in value_tensors(node.meta.get("val"))}
+    dense = [tensor for tensor in value_tensors(node.meta.get("val")) if tensor.layout == torch.strided]
+    return {tensor.untyped_storage()._cdata for tensor in dense}
 
 
 def _fills_late(node: fx.Node) -> bool:

@@ -23,7 +23,7 @@ def fake(*sizes: int, dynamic: set[int]) -> tuple[torch.Tensor, private.FakeTens
 
 def test_every_name_of_the_module_is_tested_here() -> None:
     names = {name for name, value in vars(private).items() if getattr(value, "__module__", "") == private.__name__}
-    names |= {"set_grad_enabled", "enter_autocast", "exit_autocast", "CHECKPOINT_GENERATOR", *private.__all__}
+    names |= {"set_grad_enabled", "CHECKPOINT_GENERATOR", *private.__all__}
     names |= {"outside_modes", "size_hint"}
     told = inspect.getsource(__import__(__name__, fromlist=["x"]))
     assert sorted(name for name in names if f".{name}" not in told) == []
@@ -41,14 +41,6 @@ def test_set_grad_enabled_reaches_a_function_mode() -> None:
         assert not torch.is_grad_enabled()
     assert seen == [private.set_grad_enabled] * 2
     assert torch.is_grad_enabled()
-
-
-def test_enter_autocast_and_exit_autocast_are_the_context_in_two_calls() -> None:
-    context = private.enter_autocast("cpu", torch.bfloat16, True, True)
-    assert torch.is_autocast_enabled("cpu")
-    assert torch.get_autocast_dtype("cpu") is torch.bfloat16
-    private.exit_autocast(context)
-    assert not torch.is_autocast_enabled("cpu")
 
 
 def test_the_autocast_context_has_the_attributes_that_are_read() -> None:
