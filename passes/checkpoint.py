@@ -77,10 +77,11 @@ class Checkpoint(Pass):
         summary = f"recompute what {', '.join(patterns)} selects"
         for region in program.regions:
             for parts, instances in _chosen(patterns, region, program):
-                program, part = program.split(program.region(instances[0]), tuple(instances))
+                apart, part = program.split(program.region(instances[0]), tuple(instances))
                 paths = [path_in(node, part, part.path) for node in part.nodes() if node.name in parts]
                 found |= {pattern for pattern in patterns for path in paths if matches(pattern, path)}
-                tags.tag(part, parts, summary)
+                if tags.tag(part, parts, summary):
+                    program = apart
         missing = [pattern for pattern in patterns if pattern not in found]
         if missing and _is_whole(program):
             raise SelectorError(
@@ -142,8 +143,9 @@ def _tag_instances(program: Program, wanted: set[str], tags: Tags) -> Program:
         taken = tuple(path for path in region.instances if path in wanted and path not in reused)
         tags.refusals += [Refusal(path, reused[path]) for path in region.instances if path in wanted and path in reused]
         if taken:
-            program, part = program.split(region, taken)
-            tags.tag(part, {node.name: part.path for node in part.nodes()}, summary)
+            apart, part = program.split(region, taken)
+            if tags.tag(part, {node.name: part.path for node in part.nodes()}, summary):
+                program = apart
     return program
 
 

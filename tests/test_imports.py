@@ -54,8 +54,8 @@ def test_importing_the_package_and_its_passes_loads_no_torch() -> None:
 
 
 def test_reports_load_no_torch() -> None:
-    statement = "import pkgutil, rewrite.report; [__import__(m.name) for m in pkgutil.walk_packages("
-    statement += "rewrite.report.__path__, 'rewrite.report.')]"
+    statement = "import importlib, pkgutil; reports = importlib.import_module('rewrite.report'); "
+    statement += "[__import__(m.name) for m in pkgutil.walk_packages(reports.__path__, 'rewrite.report.')]"
 
     assert loaded_by(statement) == set()
 

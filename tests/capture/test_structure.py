@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 
+import pytest
 import torch
 from torch import nn
 from transformers.pytorch_utils import Conv1D
@@ -18,9 +19,9 @@ from rewrite.capture.structure import (
     join_path,
     members,
     path_below,
-    settings,
     signature,
 )
+from rewrite.capture.watch import Watch
 
 
 class Block(nn.Module):
@@ -239,16 +240,35 @@ def test_a_hook_on_the_region_itself_is_no_flag() -> None:
     assert flags([block, block.linear]) == before
 
 
-def test_settings_are_the_plain_options_of_the_config() -> None:
-    class Config:
-        def __init__(self) -> None:
-            self.output_attentions = False
-            self.nested = object()
+class Options:
+    def __init__(self) -> None:
+        self.output_attentions = False
+        self.nested = object()
 
+
+CHANGES: dict[str, Callable[[nn.Module], object]] = {
+    "an option": lambda model: setattr(model.options, "output_attentions", True),
+    "a number": lambda model: setattr(model, "scale", 2.0),
+    "a tensor": lambda model: setattr(model, "offset", torch.zeros(1)),
+    "an item of a list": lambda model: model.rates.append(0.5),
+    "an item of a dict": lambda model: model.table.update(rate=0.5),
+    "a forward": lambda model: setattr(model.linear, "forward", lambda value: value),
+    "another module": lambda model: setattr(model, "linear", nn.Identity()),
+    "one more module": lambda model: model.add_module("more", nn.Linear(4, 4)),
+    "a dtype": lambda model: model.to(torch.bfloat16),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_what_a_graph_depends_on_is_watched(change: str) -> None:
     model = Block()
-    assert settings(model) is None
-    model.config = Config()
-    before = settings(model)
-    assert before == (("output_attentions", False),)
-    model.config.output_attentions = True
-    assert settings(model) != before
+    model.options, model.scale, model.offset = Options(), 1.0, torch.ones(1)
+    model.rates, model.table = [0.1], {"rate": 0.1}
+    watch = Watch(model, "", find_blocks(model))
+    before = watch.state()
+    assert watch.is_current()
+    assert watch.state() == before
+
+    CHANGES[change](model)
+
+    assert not watch.is_current() or watch.state() != before

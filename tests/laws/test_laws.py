@@ -8,7 +8,7 @@ import sys
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from torch import nn
 
@@ -21,8 +21,15 @@ from tests.laws.strategies import QUICK, Subject, alone, batches, parsed, pipeli
 from tests.zoo import ZOO
 from tests.zoo.compare import assert_equal, run
 
-QUICKLY = settings(max_examples=12, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
-AT_LENGTH = settings(max_examples=120, deadline=None, suppress_health_check=list(HealthCheck))
+# A failing example is small already, and each try is a capture: no shrinking.
+PLAIN = settings(
+    deadline=None,
+    derandomize=True,
+    suppress_health_check=list(HealthCheck),
+    phases=(Phase.explicit, Phase.generate),
+)
+QUICKLY = settings(PLAIN, max_examples=8)
+AT_LENGTH = settings(PLAIN, max_examples=24)
 
 
 def declared(passes: list[Any]) -> Numerics:
