@@ -32,22 +32,23 @@ class Tags:
         self.changes: list[Change] = []
         self.refusals: list[Refusal] = []
 
-    def tag(self, region: Region, parts: Mapping[str, str], summary: str) -> None:
+    def tag(self, region: Region, parts: Mapping[str, str], summary: str) -> bool:
         """Tag the nodes named in `parts` as segments: one for each run of nodes of the same part.
 
         What must not run twice stays outside and ends a segment: modules with hooks, modules without a graph, and
-        functions that bring Python objects up to date.
+        functions that bring Python objects up to date. Returns whether anything was tagged.
         """
         plan = self._plan(region, parts)
         if isinstance(plan, str):
             self.refusals.append(Refusal(region.path, plan))
-            return
+            return False
         for node, segment in plan.items():
             node.meta[RECOMPUTE] = segment
             if function_name(node) in ROUTING:
                 node.meta[KEEP] = True
         if plan:
             self.changes.append(Change(region.path, summary, region.instances, tuple(node.name for node in plan)))
+        return bool(plan)
 
     def _plan(self, region: Region, parts: Mapping[str, str]) -> dict[Node, int] | str:
         """Node -> segment, or the reason there can be none."""

@@ -192,6 +192,9 @@ def _checked(model: nn.Module, passes: str | Sequence[Pass], budget: str | int |
         raise ModelError(
             "model", "it has been optimized before", "call optimize on the original with all passes at once"
         )
+    if any(type(parameter).__name__ == "DTensor" for parameter in model.parameters()):
+        cause = "its parameters are sharded (DTensor), so its forward cannot be captured as it is"
+        raise ModelError("model", cause, "call optimize first and shard the result")
     return chosen
 
 

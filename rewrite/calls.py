@@ -76,6 +76,13 @@ def split_object(value: Any) -> Parts:
     return Parts(("object", type(value), *content), [value, *walk.leaves])
 
 
+def holds_unseen(skeleton: Any) -> bool:
+    """Whether the call holds a value known by identity alone whose content may change between two calls."""
+    if isinstance(skeleton, Same):
+        return not isinstance(skeleton.value, STATIC) and hasattr(type(skeleton.value), "__iter__")
+    return isinstance(skeleton, tuple) and any(holds_unseen(item) for item in skeleton)
+
+
 def is_object(value: Any) -> bool:
     """Whether `split` opens `value` as an object that may hold tensors."""
     if isinstance(value, (torch.Tensor, *PRIMITIVES, *STATIC, list, dict, tuple)) or not hasattr(value, "__dict__"):
@@ -126,12 +133,14 @@ class _Walk:
         self.opened = opened
         self.leaves: list[Any] = []
         self.seen: dict[int, int] = {}
+        self.tensors: dict[int, int] = {}
         self.items = 0
 
     def visit(self, value: Any) -> Hashable:
         if isinstance(value, torch.Tensor):
             self.leaves.append(value)
-            return ("tensor", value.dtype, value.device, value.ndim)
+            first = self.tensors.setdefault(id(value), len(self.tensors))
+            return ("tensor", value.dtype, value.device, value.ndim, value.requires_grad, value.layout, first)
         kind = type(value)
         if kind is int or isinstance(value, SYMBOLIC):
             self.leaves.append(value)

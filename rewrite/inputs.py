@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -12,6 +12,9 @@ from rewrite.errors import InputError
 
 def as_call(example_inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Example inputs as positional and keyword arguments. Raises InputError for what cannot be a call."""
+    values = example_inputs.values() if isinstance(example_inputs, Mapping) else example_inputs
+    if isinstance(values, Iterator) or any(isinstance(value, Iterator) for value in _several(values)):
+        raise InputError("example inputs", "an iterator would be used up", "give a list or a tensor in its place")
     if isinstance(example_inputs, torch.Tensor):
         return (example_inputs,), {}
     if isinstance(example_inputs, Mapping):
@@ -25,3 +28,7 @@ def as_call(example_inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
         f"{type(example_inputs).__name__} is neither a dict, a tuple, a list nor a tensor",
         "give a dict of keyword arguments or a tuple of positional ones",
     )
+
+
+def _several(values: Any) -> Iterable[Any]:
+    return () if isinstance(values, torch.Tensor) or not isinstance(values, Iterable) else values

@@ -93,11 +93,14 @@ class _Run:
 
     def _check_unchanged(self) -> None:
         for path, parameter, version in self.parameters:
-            if parameter._version != version and _lookup(self.module, path) is parameter:
-                raise _changed(self.segment.path, f"parameter {path!r}")
+            found = _lookup(self.module, path)
+            if found is not parameter and not any(type(each).__name__ == "DTensor" for each in (found, parameter)):
+                raise _changed(self.segment.path, f"parameter {path!r} was replaced")
+            if found is parameter and parameter._version != version:
+                raise _changed(self.segment.path, f"parameter {path!r} was changed in place")
         for place, tensor, version in self.versions:
             if tensor._version != version:
-                raise _changed(self.segment.path, f"input {place}")
+                raise _changed(self.segment.path, f"input {place} was changed in place")
 
 
 def _detached(value: Any) -> Any:
@@ -117,7 +120,7 @@ def _given(kept: Any) -> Any:
 def _changed(path: str, what: str) -> RecomputeError:
     return RecomputeError(
         f"recompute of {path or 'the model'!r}",
-        f"{what} was changed in place between the forward and the backward that recomputes from it",
+        f"{what} between the forward and the backward that recomputes from it",
         "call backward before the optimizer step (or before the in-place change), or leave it out of Checkpoint",
     )
 
@@ -129,7 +132,7 @@ def _parameters(module: nn.Module, segment: Recomputed) -> Iterator[tuple[str, t
             yield from ((f"{owner}.{name}", found) for name, found in module.get_submodule(owner).named_parameters())
             continue
         found = _lookup(module, path)
-        if isinstance(found, nn.Parameter):
+        if isinstance(found, torch.Tensor) and path not in segment.written_buffers:
             yield path, found
 
 

@@ -11,11 +11,11 @@ from torch import fx, nn
 from rewrite.capture.symbols import Predicate
 
 
-class TimeUpError(Exception):
+class TimeUpError(BaseException):
     """The capture took longer than it may."""
 
 
-class StoppedError(Exception):
+class StoppedError(BaseException):
     """A module without a graph could not be run on fakes either; what comes after it was not reached."""
 
 

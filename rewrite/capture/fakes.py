@@ -30,14 +30,18 @@ class Fakes:
         parts = calls.split((args, kwargs))
         tensors = [leaf for leaf in parts.leaves if isinstance(leaf, torch.Tensor)]
         dimensions = iter(symbolic_dimensions(tensors, level))
-        leaves, real = [], {}
+        leaves: list[Any] = []
+        real: dict[int, torch.Tensor] = {}
+        made: dict[int, torch.Tensor] = {}
         for index, leaf in enumerate(parts.leaves):
             if not isinstance(leaf, torch.Tensor):
                 leaves.append(leaf)
                 continue
-            fake = self._argument(leaf, index, next(dimensions))
-            leaves.append(fake)
-            real[id(fake)] = leaf
+            dynamic = next(dimensions)
+            if id(leaf) not in made:
+                made[id(leaf)] = self._argument(leaf, index, dynamic)
+                real[id(made[id(leaf)])] = leaf
+            leaves.append(made[id(leaf)])
         fake_args, fake_kwargs = calls.rebuild(parts.skeleton, leaves)
         return fake_args, fake_kwargs, Answers(real)
 

@@ -13,6 +13,7 @@ from rewrite.capture.captured import TimeUpError
 from rewrite.capture.descriptions import tensor_versions
 from rewrite.capture.questions import ask_inputs, guess
 from rewrite.capture.stand_ins import STAND_INS
+from rewrite.capture.surroundings import surroundings
 
 if TYPE_CHECKING:
     from rewrite.capture.session import Session
@@ -49,8 +50,12 @@ def call_function(session: Session, func: Callable[..., Any], args: tuple[Any, .
         raise
     finally:
         session.silent -= 1
+    session.silent += 1
     session.answers.follow(func, args, kwargs, out)
+    session.silent -= 1
     if session.recorder is not None:
+        if surroundings() != session.recorder.surroundings:
+            raise session.opaque("its forward changes a global setting of torch (attention backend, dtype, autocast)")
         session.recorder.record(func, args, kwargs, out, versions)
         session.recorder.note_written(func, args, kwargs)
     return out

@@ -10,11 +10,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 from torch.overrides import TorchFunctionMode
+from torch.utils import checkpoint as torch_checkpoint
 
 from rewrite import runtime
 from rewrite.capture import private
 from rewrite.capture.descriptions import tensor_versions
 from rewrite.capture.functions import call_function
+from rewrite.capture.surroundings import surroundings
 
 if TYPE_CHECKING:
     from rewrite.capture.session import Session
@@ -48,6 +50,28 @@ class FunctionMode(TorchFunctionMode):
         return call_function(session, func, args, kwargs or {})
 
 
+UNRECORDED: tuple[tuple[Any, str, str], ...] = (
+    *(
+        (owner, name, "sets or reads the state of the random number generator")
+        for owner in (torch, torch.random)
+        for name in ("manual_seed", "seed", "get_rng_state", "set_rng_state", "fork_rng")
+        if name in vars(owner)
+    ),
+    (torch.autograd.graph.saved_tensors_hooks, "__enter__", "packs saved tensors by hooks of its own"),
+)
+"""What a forward may do that leaves no node: the module that does it keeps its own forward."""
+
+
+def _refusing(session: Session, original: Callable[..., Any], what: str) -> Callable[..., Any]:
+    def refuse(*args: Any, **kwargs: Any) -> Any:
+        here = session.thread == threading.get_ident() and not session.silent
+        if here and session.recorder is not None:
+            raise session.opaque(f"its forward {what}")
+        return original(*args, **kwargs)
+
+    return refuse
+
+
 @contextlib.contextmanager
 def interception(session: Session) -> Iterator[None]:
     """Everything the session listens to, put back as it was at the end."""
@@ -61,6 +85,8 @@ def interception(session: Session) -> Iterator[None]:
         stack.enter_context(_replaced(torch.autocast, "__enter__", _autocast_enter(session)))
         stack.enter_context(_replaced(torch.autocast, "__exit__", _autocast_exit(session)))
         stack.enter_context(_replaced(*private.CHECKPOINT_GENERATOR, _checkpoint_generator(session)))
+        for owner, name, what in UNRECORDED:
+            stack.enter_context(_replaced(owner, name, _refusing(session, vars(owner)[name], what)))
         stack.enter_context(torch.set_grad_enabled(torch.is_grad_enabled()))
         stack.enter_context(session.mode)
         stack.enter_context(private.enable_python_dispatcher())
@@ -126,6 +152,8 @@ def _function_apply(session: Session) -> Any:
     def apply(cls: type[torch.autograd.Function], *args: Any, **kwargs: Any) -> Any:
         if session.silent or session.thread != threading.get_ident():
             return original(cls, *args, **kwargs)
+        if cls is torch_checkpoint.CheckpointFunction and session.recorder is not None:
+            raise session.opaque("its forward calls torch.utils.checkpoint with use_reentrant=True")
         versions = tensor_versions(args, kwargs)
         session.silent += 1
         try:
@@ -147,7 +175,10 @@ def _autocast_enter(session: Session) -> Callable[..., Any]:
         if recorder is not None and not session.silent and session.thread == threading.get_ident():
             arguments = (context.device, context.fast_dtype, context._enabled, context._cache_enabled)
             context._rewrite_node = recorder.graph.call_function(runtime.enter_autocast, arguments)
-        return original(context)
+        entered = original(context)
+        if recorder is not None:
+            recorder.surroundings = surroundings()
+        return entered
 
     return enter
 
@@ -159,7 +190,10 @@ def _autocast_exit(session: Session) -> Callable[..., Any]:
         node = context.__dict__.pop("_rewrite_node", None)
         if node is not None and session.recorder is not None:
             session.recorder.graph.call_function(runtime.exit_autocast, (node,))
-        return original(context, *error)
+        left = original(context, *error)
+        if session.recorder is not None:
+            session.recorder.surroundings = surroundings()
+        return left
 
     return leave
 

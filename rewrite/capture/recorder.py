@@ -17,6 +17,7 @@ from rewrite import calls, runtime
 from rewrite.capture import private
 from rewrite.capture.questions import writes_in_place
 from rewrite.capture.structure import join_path, path_below
+from rewrite.capture.surroundings import surroundings
 from rewrite.capture.symbols import Sizes
 from rewrite.tags import RECOMPUTE
 
@@ -30,8 +31,11 @@ MAX_VALUES = 20_000
 """Values in one graph; a forward that makes more runs as it is."""
 
 
-class OpaqueError(Exception):
-    """No graph can stand for the forward of the module at `path`."""
+class OpaqueError(BaseException):
+    """No graph can stand for the forward of the module at `path`.
+
+    Not an Exception: a forward that catches those must not catch this.
+    """
 
     def __init__(self, path: str, reason: str, source: str = "") -> None:
         super().__init__(path, reason, source)
@@ -65,6 +69,8 @@ class Recorder:
         self.keep: list[Any] = []
         self.objects: dict[int, tuple[fx.Node, Any]] = {}
         self.questions: list[tuple[fx.Graph, bool]] = []
+        self.surroundings = surroundings()
+        """Global settings, as the graph's own nodes have left them."""
         self.written: set[str] = set()
         self.segment: int | None = None
         self.parts = calls.split((args, kwargs))
@@ -107,8 +113,8 @@ class Recorder:
             return {key: self.argument(item) for key, item in value.items()}
         if isinstance(value, slice):
             return slice(self.argument(value.start), self.argument(value.stop), self.argument(value.step))
-        if isinstance(value, LITERALS) and not isinstance(value, (types.FunctionType,)):
-            return value
+        if isinstance(value, LITERALS):
+            return plain(value)
         return self.other_argument(value)
 
     def other_argument(self, value: Any) -> fx.Node:
@@ -118,10 +124,12 @@ class Recorder:
             return self.graph.call_function(runtime.Build(parts.skeleton, type(value).__name__), (leaves,))
         if calls.is_object(value):
             return self.object_node(value)
-        if isinstance(value, (numpy.ndarray, numpy.generic)):
+        if isinstance(value, numpy.ndarray):
             raise self.session.opaque(
                 "its forward makes a tensor from numpy data, which a graph would hold as it is now"
             )
+        if isinstance(value, (nn.Module, functools.partial, types.MethodType)) or getattr(value, "__closure__", None):
+            raise self.session.opaque(f"its forward hands a {type(value).__name__} to a function of torch")
         return self.constant(value)
 
     def number(self, value: Any) -> Any:
@@ -344,6 +352,16 @@ class Recorder:
             if tensor_version(leaf) != version:
                 found.append(node.name)
         return tuple(found)
+
+
+def plain(value: Any) -> Any:
+    """A literal as generated code can write it: a number of numpy, or of an enum, as Python's own."""
+    if isinstance(value, numpy.generic):
+        return value.item()
+    for kind in (bool, int, float, str):
+        if isinstance(value, kind):
+            return value if type(value) is kind else kind(value)
+    return value
 
 
 def tensor_version(value: Any) -> int:

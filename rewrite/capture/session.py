@@ -179,6 +179,8 @@ class Session:
         inputs = list(recorder.parts.leaves)
         key = (recorder.parts.skeleton, ambient(), self.flags(module, path))
         skeleton = recorder.parts.skeleton
+        if calls.holds_unseen(skeleton):
+            raise OpaqueError(path, "it is given an object whose content cannot be seen (a set, a deque, slots)")
         self.recorder, self.stack, self.read_hidden = recorder, [path], False
         try:
             held = Containers(members(module, path, self.structure))
@@ -290,7 +292,7 @@ class Session:
             return self.call_opaque(recorder, module, path, args, kwargs)
         if is_region and self._can_nest(path):
             node = recorder.call_module(path, args, kwargs)
-            node.meta["hooked"] = has_hooks(module)
+            node.meta["hooked"] = has_hooks(module) or _hooked_inside(module)
             self.written_below = tuple[str, ...]()
             out = self.enter_region(module, path, args, kwargs)
             recorder.written.update(join_path(str(node.target), str(below)) for below in self.written_below)
@@ -304,7 +306,11 @@ class Session:
                 hooked=has_hooks(module), fills_late=any(isinstance(m, nn.RReLU) for m in module.modules())
             )
             versions = tensor_versions(args, kwargs)
-            out = self.run_leaf(module, path, args, kwargs)
+            try:
+                out = self.run_leaf(module, path, args, kwargs)
+            except Exception:
+                recorder.graph.erase_node(node)  # the forward may catch it and go on
+                raise
             recorder.note_buffers(module, path)
             recorder.note_writes(node, versions)
             recorder.finish(node, out, path)

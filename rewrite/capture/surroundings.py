@@ -12,11 +12,23 @@ import torch
 from torch import nn
 
 
+def surroundings() -> Hashable:
+    """Global settings that a graph does not carry, and autocast, whose spans it does."""
+    casts = tuple((torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)) for kind in ("cpu", "cuda"))
+    return (casts, _attention(), torch.is_inference_mode_enabled(), torch.get_default_dtype())
+
+
+def _attention() -> Hashable:
+    backends = torch.backends.cuda
+    return (backends.flash_sdp_enabled(), backends.mem_efficient_sdp_enabled(), backends.math_sdp_enabled())
+
+
 def ambient() -> Hashable:
     """State outside the arguments that decides what torch computes: grad mode, autocast, the default dtype."""
     devices = ("cpu", "cuda")
     casts = tuple(torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None for kind in devices)
-    return (torch.is_grad_enabled(), torch.is_inference_mode_enabled(), casts, torch.get_default_dtype())
+    modes = (torch.is_grad_enabled(), torch.is_inference_mode_enabled())
+    return (modes, casts, torch.get_default_dtype(), _attention())
 
 
 @contextlib.contextmanager

@@ -9,37 +9,24 @@ import torch
 from torch import nn
 
 from rewrite import calls
-from rewrite.capture.structure import PRIMITIVES, Structure, flags, members
+from rewrite.capture.structure import PRIMITIVES, Structure, flags, has_hooks, members
 
 BOOK_KEEPING = frozenset(vars(nn.Module())) | {"forward", "_replicate_for_data_parallel"}
 MAX_ITEMS = 64
 """Longer lists and dicts of a module are taken to be data, not options."""
 
 
-class Watch:
-    """The members of one region and the plain attributes that their forwards may read.
+class Attributes:
+    """Plain attributes of modules, by the table that holds them."""
 
-    Attributes in which the region differs from its siblings are left out: one graph serves them all only when it
-    has read none of them.
-    """
-
-    def __init__(self, module: nn.Module, path: str, structure: Structure) -> None:
-        self.members = members(module, path, structure)
-        self.children = [(member._modules, dict(member._modules)) for member in self.members]
-        self.classes = tuple((type(member), tuple(member._modules)) for member in self.members)
-        group = structure.blocks.get(path)
-        hidden = structure.differing.get(group, set()) if group is not None else set()
-        below = {id(inner): name for name, inner in module.named_modules()}
+    def __init__(self) -> None:
         self.plain: list[tuple[dict[str, Any], str]] = []
         self.tensors: list[tuple[dict[str, Any], str]] = []
         self.containers: list[tuple[dict[str, Any], str]] = []
         self.options: dict[int, dict[str, Any]] = {}
-        for member in self.members:
-            for name, value in vars(member).items():
-                if name not in BOOK_KEEPING and (below.get(id(member), ""), name) not in hidden:
-                    self._add(vars(member), name, value)
 
-    def _add(self, table: dict[str, Any], name: str, value: Any) -> None:
+    def add(self, table: dict[str, Any], name: str, value: Any) -> None:
+        """Watch the attribute, if its kind of value can be."""
         if isinstance(value, PRIMITIVES):
             self.plain.append((table, name))
         elif isinstance(value, torch.Tensor):
@@ -48,6 +35,39 @@ class Watch:
             self.containers.append((table, name))
         elif not isinstance(value, (nn.Module, type)) and not callable(value) and hasattr(value, "__dict__"):
             self.options.setdefault(id(value), vars(value))
+
+    def state(self) -> Hashable:
+        """Their values as they are now; of tensors, which they are."""
+        return (
+            tuple([table.get(name) for table, name in self.plain]),
+            tuple([id(table.get(name)) for table, name in self.tensors]),
+            tuple([_values(table.get(name)) for table, name in self.containers]),
+            tuple([_values(options) for options in self.options.values()]),
+        )
+
+
+class Watch:
+    """The members of one region and the plain attributes that their forwards may read.
+
+    Attributes in which the region differs from its siblings are kept apart, in `own`: a graph that serves several of
+    them has read none of these.
+    """
+
+    def __init__(self, module: nn.Module, path: str, structure: Structure) -> None:
+        self.members = members(module, path, structure)
+        inside = {id(member) for member in self.members}
+        self.below = [inner for inner in module.modules() if id(inner) not in inside]
+        self.children = [(member._modules, dict(member._modules)) for member in self.members]
+        self.classes = tuple((type(member), tuple(member._modules)) for member in self.members)
+        group = structure.blocks.get(path)
+        hidden = structure.differing.get(group, set()) if group is not None else set()
+        below = {id(inner): name for name, inner in module.named_modules()}
+        self.shared, self.own = Attributes(), Attributes()
+        for member in self.members:
+            for name, value in vars(member).items():
+                if name not in BOOK_KEEPING:
+                    differs = (below.get(id(member), ""), name) in hidden
+                    (self.own if differs else self.shared).add(vars(member), name, value)
 
     def is_current(self) -> bool:
         """Whether the members still hold the modules they held."""
@@ -60,11 +80,9 @@ class Watch:
         """Equal for two calls that one graph may serve."""
         return (
             flags(self.members),
+            tuple([index for index, inner in enumerate(self.below) if has_hooks(inner)]),
             self.classes,
-            tuple([table.get(name) for table, name in self.plain]),
-            tuple([id(table.get(name)) for table, name in self.tensors]),
-            tuple([_values(table.get(name)) for table, name in self.containers]),
-            tuple([_values(options) for options in self.options.values()]),
+            self.shared.state(),
             tuple([key for member in self.members if "forward" in vars(member) and (key := _patched(member))]),
         )
 

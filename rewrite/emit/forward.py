@@ -39,11 +39,14 @@ class Variant:
     children: tuple[tuple[str, Variant], ...] = ()
     """Regions the code calls, by path, each with the code that serves: captured together, they need no second check."""
 
-    def serves(self, module: nn.Module, leaves: list[Any]) -> bool:
-        if not self.predicate(leaves):
+    own: Hashable = None
+    """What the region's own attributes held, if the code may have read any that its siblings have otherwise."""
+
+    def serves(self, forward: RegionForward, leaves: list[Any]) -> bool:
+        if not self.predicate(leaves) or not forward.owns(self.own):
             return False
         with torch.no_grad():
-            return all(bool(question(module, *leaves)) is answer for question, answer in self.questions)
+            return all(bool(question(forward.module, *leaves)) is answer for question, answer in self.questions)
 
     def run(self, forward: RegionForward, leaves: list[Any]) -> Any:
         if not self.children:
@@ -81,6 +84,10 @@ class RegionForward:
             self.watch = self.rewriting.watch(self.module, self.path, again=self.watch is not None)
         return self.watch.state()
 
+    def owns(self, state: Hashable) -> bool:
+        """Whether the attributes in which this region differs from its siblings hold these values; None for any."""
+        return state is None or (self.watch is not None and self.watch.own.state() == state)
+
     @property
     def original(self) -> Callable[..., Any]:
         return self.given or types.MethodType(type(self.module).forward, self.module)
@@ -96,14 +103,16 @@ class RegionForward:
         parts = calls.split((args, kwargs))
         key = (parts.skeleton, ambient(), self.flags())
         for variant in self.table.get(key, ()):
-            if variant.serves(self.module, parts.leaves):
+            if variant.serves(self, parts.leaves):
                 return variant.run(self, parts.leaves)
         return self.rewriting.miss(self, args, kwargs, key, parts.leaves)
 
     def still_of_kind(self, variant: Variant) -> bool:
         """Whether a call from the code around, whose inputs were checked there, may run `variant` as it is."""
         _, around, flags_then = variant.key
-        return not self.module._forward_pre_hooks and ambient() == around and self.flags() == flags_then
+        if self.module._forward_pre_hooks or ambient() != around or self.flags() != flags_then:
+            return False
+        return self.owns(variant.own)
 
     def add(self, variant: Variant) -> None:
         known = self.table.setdefault(variant.key, [])

@@ -148,6 +148,7 @@ class Rewriting:
             captured.result,
             leaf_reader(captured.skeleton, used),
             children if len(region.instances) == 1 else (),
+            None if captured.shared else self.watch(captured.module, captured.path).own.state(),
         )
 
     def miss(
@@ -163,7 +164,7 @@ class Rewriting:
             log.warning("%s\nThe original forward runs in its place.", error)
             return forward.original(*args, **kwargs)
         for variant in forward.table.get(key, ()):
-            if variant.serves(forward.module, leaves):
+            if variant.serves(forward, leaves):
                 return variant.run(forward, leaves)
         self.failed.add((forward.path, key))
         return forward.original(*args, **kwargs)
