@@ -81,7 +81,7 @@ class RegionForward:
     def flags(self) -> Hashable:
         """As `Rewriting.region_flags`, with what to look at found once."""
         if self.watch is None or not self.watch.is_current():
-            self.watch = self.rewriting.watch(self.module, self.path, again=self.watch is not None)
+            self.watch = self.rewriting.watch(self.module, self.path)
         return self.watch.state()
 
     def owns(self, state: Hashable) -> bool:

@@ -38,6 +38,7 @@ class Rewriting:
         self.passes = tuple(passes)
         self.given_opaque = dict(opaque)
         self.structure: Structure | None = None
+        self.tree: dict[str, int] = {}
         self.failed: set[tuple[str, Hashable]] = set()
         self.full: set[str] = set()
         self.without_graph: set[tuple[str, Hashable]] = set()
@@ -49,14 +50,14 @@ class Rewriting:
     # Structure.
 
     def blocks(self) -> Structure:
-        if self.structure is None:
-            self.structure = find_blocks(self.root)
+        """The stacks of the model as it is now: modules may have been replaced, added or taken out."""
+        tree = {path: id(module) for path, module in self.root.named_modules()}
+        if self.structure is None or tree != self.tree:
+            self.structure, self.tree = find_blocks(self.root), tree
         return self.structure
 
-    def watch(self, module: nn.Module, path: str, *, again: bool = False) -> Watch:
-        """What to look at in a region; `again` when modules were replaced, added or taken out."""
-        if again:
-            self.structure = None
+    def watch(self, module: nn.Module, path: str) -> Watch:
+        """What a region's code depends on beside the arguments of a call."""
         return Watch(module, path, self.blocks())
 
     def region_forward(self, path: str) -> RegionForward | None:
