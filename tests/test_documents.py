@@ -53,5 +53,5 @@ def test_ci_runs_the_test_command_of_the_readme() -> None:
 
     assert "README.md" in script
     assert "pytest" not in script
-    assert "-m sweep" in marked_block("README.md", "test")
+    assert "-m pytest" in marked_block("README.md", "test")
     assert Path(ROOT / ".ci" / "run").stat().st_mode & 0o100

@@ -22,7 +22,7 @@ from rewrite.capture.descriptions import first_line, fresh_like, leaf_names, siz
 from rewrite.capture.fakes import Fakes
 from rewrite.capture.recorder import OpaqueError, Recorder, tensor_version
 from rewrite.capture.structure import Structure, has_hooks, is_leaf, join_path, members, path_below
-from rewrite.capture.surroundings import ambient, random_states_kept, same_numpy_state
+from rewrite.capture.surroundings import ambient, caches_kept, random_states_kept, same_numpy_state
 from rewrite.capture.symbols import size_predicate
 from rewrite.capture.watch import Containers
 
@@ -122,7 +122,7 @@ class Session:
 
         compatible = (private.transformers_sees_real_tensors(), private.transformers_collects_nothing())
         unseen = torch.autograd.graph.saved_tensors_hooks(_same, _same)  # hooks around the call are not for fakes
-        with random_states_kept(), compatible[0], compatible[1], unseen:
+        with random_states_kept(), caches_kept(), compatible[0], compatible[1], unseen:
             args, kwargs, self.answers = self.fakes.arguments(args, kwargs, self.level)
             held = Containers(list(self.root.modules()))
             try:

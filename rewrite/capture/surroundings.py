@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import functools
+import gc
 import random
 from collections.abc import Hashable, Iterator
 from typing import Any
@@ -66,6 +68,28 @@ def configs(root: nn.Module) -> list[Any]:
         id(config): config for module in root.modules() if hasattr(config := vars(module).get("config"), "__dict__")
     }
     return list(found.values())
+
+
+@contextlib.contextmanager
+def caches_kept() -> Iterator[None]:
+    """Empty the user's `functools.lru_cache`s that grew within the block: they would hand out its fakes later."""
+    sizes = {id(cache): cache.cache_info().currsize for cache in _caches()}
+    try:
+        yield
+    finally:
+        for cache in _caches():
+            if cache.cache_info().currsize > sizes.get(id(cache), 0):
+                cache.cache_clear()
+
+
+def _caches() -> list[Any]:
+    kind: Any = type(functools.lru_cache(_caches))
+    found = [value for value in gc.get_objects() if type(value) is kind]
+    return [cache for cache in found if not str(getattr(cache, "__module__", "")).startswith(LIBRARIES)]
+
+
+LIBRARIES = ("torch", "sympy", "mpmath", "numpy", "typing", "re", "inspect", "functools", "rewrite", "transformers")
+"""Whose caches hold no tensors."""
 
 
 def same_numpy_state(one: Any, other: Any) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import types
 from collections.abc import Callable
 
@@ -227,3 +228,19 @@ def test_a_weight_replaced_before_the_backward_raises() -> None:
 def test_an_iterator_is_no_example() -> None:
     with pytest.raises(rewrite.InputError, match="an iterator would be used up"):
         rewrite.optimize(Stack(), example_inputs=(iter([hidden()]),))
+
+
+@functools.lru_cache(None)
+def doubled(width: int) -> torch.Tensor:
+    return torch.ones(width) * 2
+
+
+def test_a_cached_function_keeps_no_fake() -> None:
+    class Cached(Block):
+        def forward(self, hidden: torch.Tensor) -> torch.Tensor:
+            return hidden + torch.tanh(self.linear(hidden)) * doubled(hidden.shape[-1])
+
+    model = Stack(Cached)
+    small = rewrite.optimize(copy.deepcopy(model), [Checkpoint()], example_inputs=(hidden(),))
+
+    assert_same_steps(model, small)
