@@ -40,7 +40,8 @@ def optimize(
     `passes` are pass objects or a spec text such as `"checkpoint{policy=sqrt}"`. `example_inputs` is one call: a dict
     of keyword arguments, a tuple or list of positional ones, or a tensor; without them the model's `dummy_inputs` are
     used, else the first call. The result shares every Parameter and buffer with `model`, which is left as it was
-    unless `inplace=True`. Modules named in `opaque` keep their own forward.
+    unless `inplace=True`. Modules named in `opaque` keep their own forward. `budget` and `optimizer` belong to planning
+    to a byte budget, which is not there yet: a budget raises, and the optimizer has no effect.
 
     Raises RewriteError subclasses: CaptureError when the forward fails on the example inputs, SpecError and
     SelectorError for a pipeline that does not fit, InputError for example inputs that are not a call.
