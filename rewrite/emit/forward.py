@@ -38,7 +38,6 @@ class Variant:
     """The leaves the code uses, read off a call of this kind."""
     children: tuple[tuple[str, Variant], ...] = ()
     """Regions the code calls, by path, each with the code that serves: captured together, they need no second check."""
-
     own: Hashable = None
     """What the region's own attributes held, if the code may have read any that its siblings have otherwise."""
 
