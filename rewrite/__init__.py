@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from rewrite.program import Region as Region
     from rewrite.selectors import matches as matches
     from rewrite.tags import KEEP as KEEP
+    from rewrite.tags import KEEP_STATE as KEEP_STATE
     from rewrite.tags import RECOMPUTE as RECOMPUTE
     from rewrite.verify import verify as verify
 
@@ -56,7 +57,7 @@ _HOMES = {
     "rewrite.memory.timeline": ("Estimate",),
     "rewrite.program": ("Opaque", "Program", "Region"),
     "rewrite.selectors": ("matches",),
-    "rewrite.tags": ("KEEP", "RECOMPUTE"),
+    "rewrite.tags": ("KEEP", "KEEP_STATE", "RECOMPUTE"),
     "rewrite.verify": ("verify",),
 }  # fmt: skip
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}

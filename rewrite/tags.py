@@ -7,10 +7,14 @@ RECOMPUTE = "recompute"
 one graph with the same number form one segment."""
 
 KEEP = "keep"
-"""True for a node of a segment whose value is kept rather than computed again, because it might come out differently
-(a routing decision with ties)."""
+"""True for a node of a segment whose value is kept rather than computed again: it is dear, or might come out
+differently (a routing decision with ties)."""
 
-TAGS = (RECOMPUTE, KEEP)
+KEEP_STATE = "keep_state"
+"""True for a node of a segment of which is kept what its operator saves for its own backward beside its inputs and
+outputs: attention's log-sum-exp, a dropout's mask, a normalisation's statistics."""
+
+TAGS = (RECOMPUTE, KEEP, KEEP_STATE)
 """Every key through which passes decide; all else in `node.meta` is what capture recorded."""
 
 ORIGIN = "origin"
