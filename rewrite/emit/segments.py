@@ -9,10 +9,11 @@ import torch
 from torch import fx
 
 from rewrite import runtime
+from rewrite.capture.captured import fills_late
 from rewrite.emit.code import compile_graph
 from rewrite.errors import ContractError
 from rewrite.program import Region, value_tensors
-from rewrite.recompute import Recomputed
+from rewrite.recompute.whole import Recomputed
 from rewrite.tags import KEEP, RECOMPUTE
 
 
@@ -87,7 +88,7 @@ def _call_segment(
         parameters=_parameter_paths(forward),
         written_buffers=_written_in(region, forward),
         mutated_inputs=_mutated(region, group, inputs),
-        whole=any(_fills_late(node) for node in group),
+        whole=any(fills_late(node) for node in group),
     )
     number = group[0].meta[RECOMPUTE]
     call = folded.call_function(runtime.Named(recomputed, f"recompute_{number}"), (module, *[made[n] for n in inputs]))
@@ -139,11 +140,6 @@ def _mutated(region: Region, group: tuple[fx.Node, ...], inputs: list[fx.Node]) 
 def _storages(node: fx.Node) -> set[int]:
     dense = [tensor for tensor in value_tensors(node.meta.get("val")) if tensor.layout == torch.strided]
     return {tensor.untyped_storage()._cdata for tensor in dense}
-
-
-def _fills_late(node: fx.Node) -> bool:
-    """Whether the kernel fills what it saves after saving it, as rrelu does with its noise."""
-    return bool(node.meta.get("fills_late")) or "rrelu" in str(getattr(node.target, "__name__", node.target))
 
 
 def _parameter_paths(part: fx.Graph) -> tuple[str, ...]:

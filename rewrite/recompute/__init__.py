@@ -1,0 +1,1 @@
+"""How the values of a recompute segment are had again in the backward."""
