@@ -44,3 +44,12 @@ class Captured:
     out: Any = None
     predicate: Predicate = bool
     predicate_text: str = ""
+
+    @property
+    def fills_late(self) -> bool:
+        return any(map(fills_late, self.graph.nodes))
+
+
+def fills_late(node: fx.Node) -> bool:
+    """Whether what a node calls may fill a tensor after saving it for the backward, as rrelu does with its noise."""
+    return bool(node.meta.get("fills_late")) or "rrelu" in str(getattr(node.target, "__name__", node.target))

@@ -16,6 +16,7 @@ from rewrite import runtime
 from rewrite.capture import private
 from rewrite.capture.descriptions import tensor_versions
 from rewrite.capture.functions import call_function
+from rewrite.capture.own_checkpoint import checkpoint_generator
 from rewrite.capture.surroundings import surroundings
 
 if TYPE_CHECKING:
@@ -84,7 +85,7 @@ def interception(session: Session) -> Iterator[None]:
         stack.enter_context(_replaced(torch.autograd.Function, "apply", _function_apply(session)))
         stack.enter_context(_replaced(torch.autocast, "__enter__", _autocast_enter(session)))
         stack.enter_context(_replaced(torch.autocast, "__exit__", _autocast_exit(session)))
-        stack.enter_context(_replaced(*private.CHECKPOINT_GENERATOR, _checkpoint_generator(session)))
+        stack.enter_context(_replaced(*private.CHECKPOINT_GENERATOR, checkpoint_generator(session)))
         for owner, name, what in UNRECORDED:
             stack.enter_context(_replaced(owner, name, _refusing(session, vars(owner)[name], what)))
         stack.enter_context(torch.set_grad_enabled(torch.is_grad_enabled()))
@@ -196,22 +197,3 @@ def _autocast_exit(session: Session) -> Callable[..., Any]:
         return left
 
     return leave
-
-
-def _checkpoint_generator(session: Session) -> Callable[..., Any]:
-    """The model recomputes a part by itself: its nodes become one recompute segment of the graph."""
-    original = getattr(*private.CHECKPOINT_GENERATOR)
-
-    def generator(*args: Any, **kwargs: Any) -> Iterator[None]:
-        recorder = session.recorder
-        if recorder is None or session.silent or recorder.segment is not None:
-            yield from original(*args, **kwargs)
-            return
-        session.segments += 1
-        recorder.segment = session.segments
-        try:
-            yield
-        finally:
-            recorder.segment = None
-
-    return generator

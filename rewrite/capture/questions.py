@@ -11,9 +11,6 @@ from torch import fx
 if TYPE_CHECKING:
     from rewrite.capture.recorder import Recorder
 
-RANDOM_NAMES = ("rand", "dropout", "bernoulli", "multinomial", "normal", "uniform", "poisson")
-
-
 YES_OR_NO = frozenset({"__bool__", "is_nonzero", "item", "__contains__", "equal", "allclose"})
 
 
@@ -52,7 +49,7 @@ def _pure(node: fx.Node) -> bool:
     if node.op in ("get_attr", "call_module"):
         return False
     name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
-    if any(random in name for random in RANDOM_NAMES):
+    if node.meta.get("random"):
         return False
     return node.op == "placeholder" or not (writes_in_place(name) or name in ("setitem", "setattr"))
 

@@ -16,10 +16,10 @@ from torch.nn.modules.batchnorm import _NormBase
 from rewrite import calls, runtime
 from rewrite.capture import private
 from rewrite.capture.questions import writes_in_place
+from rewrite.capture.randomness import draws
 from rewrite.capture.structure import join_path, path_below
 from rewrite.capture.surroundings import surroundings
 from rewrite.capture.symbols import Sizes
-from rewrite.tags import RECOMPUTE
 
 if TYPE_CHECKING:
     from rewrite.capture.session import Session
@@ -72,7 +72,8 @@ class Recorder:
         self.surroundings = surroundings()
         """Global settings, as the graph's own nodes have left them."""
         self.written: set[str] = set()
-        self.segment: int | None = None
+        self.in_segment = False
+        """Whether a part runs that the model recomputes by itself."""
         self.parts = calls.split((args, kwargs))
         self._add_placeholders(names)
 
@@ -281,6 +282,8 @@ class Recorder:
         arguments, keywords = self.argument(tuple(args)), self.argument(dict(kwargs))
         node = self.create(func, name, arguments, keywords)
         self.note_writes(node, versions)
+        if draws(func, name, args, kwargs):
+            node.meta["random"] = True
         self.finish(node, out)
 
     def create(self, func: Callable[..., Any], name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> fx.Node:
@@ -308,8 +311,6 @@ class Recorder:
         node.meta["val"] = out
         node.meta["module_path"] = self.session.module_path() if path is None else path
         node.meta["source"] = self.session.source()
-        if self.segment is not None:
-            node.meta[RECOMPUTE] = self.segment
         if isinstance(out, torch.Tensor):
             self.track(out, node)
             self.bind_unbacked(node, out)

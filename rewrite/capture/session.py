@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy
 import torch
-from torch import nn
+from torch import fx, nn
 
 from rewrite import calls, runtime
 from rewrite.capture import private
@@ -21,25 +21,16 @@ from rewrite.capture.captured import Captured, StoppedError, TimeUpError
 from rewrite.capture.descriptions import first_line, fresh_like, leaf_names, size_key, tensor_versions
 from rewrite.capture.fakes import Fakes
 from rewrite.capture.recorder import OpaqueError, Recorder, tensor_version
+from rewrite.capture.randomness import draws_in_module
 from rewrite.capture.structure import Structure, has_hooks, is_leaf, join_path, members, path_below
 from rewrite.capture.surroundings import ambient, caches_kept, random_states_kept, same_numpy_state
 from rewrite.capture.symbols import size_predicate
 from rewrite.capture.watch import Containers
 
-PLAIN_LAYERS = frozenset(
-    {
-        nn.Linear,
-        nn.Embedding,
-        nn.LayerNorm,
-        nn.GroupNorm,
-        nn.RMSNorm,
-        nn.Conv1d,
-        nn.Conv2d,
-        nn.Conv3d,
-        nn.BatchNorm1d,
-        nn.BatchNorm2d,
-    }
-)
+PLAIN_LAYERS = frozenset({
+    nn.Linear, nn.Embedding, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm, nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.BatchNorm1d,
+    nn.BatchNorm2d,
+})  # fmt: skip
 """Layers of one operator: called from a module without a graph, they get a graph of their own."""
 
 OWN_FILES = tuple(path.rsplit("/", 1)[0] + "/" for path in (torch.__file__, runtime.__file__) if path)
@@ -69,7 +60,8 @@ class Session:
         self.tensor_names: dict[int, list[str]] = {}
         self.captured: list[Captured | None] = []
         self.started: list[str] = []
-        self.written_below: tuple[str, ...] = ()
+        self.entered: Captured | None = None
+        """The region that was called last."""
         self.by_group: dict[Hashable, list[Captured]] = {}
         self.stack: list[str] = []
         self.recorder: Recorder | None = None
@@ -144,7 +136,7 @@ class Session:
             if earlier.shared and earlier.likeness == metadata:
                 if path not in earlier.instances:
                     earlier.instances.append(path)
-                self.written_below = earlier.written_buffers
+                self.entered = earlier
                 return self._same_again(earlier, args, kwargs)
         slot = len(self.captured)
         self.captured.append(None)
@@ -153,7 +145,7 @@ class Session:
         self.captured[slot] = captured
         self.by_group.setdefault(group, []).append(captured)
         self.recorder = outer
-        self.written_below = captured.written_buffers
+        self.entered = captured
         return out
 
     def _metadata(self, module: nn.Module, path: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Hashable:
@@ -292,10 +284,10 @@ class Session:
             return self.call_opaque(recorder, module, path, args, kwargs)
         if is_region and self._can_nest(path):
             node = recorder.call_module(path, args, kwargs)
-            node.meta["hooked"] = has_hooks(module) or _hooked_inside(module)
-            self.written_below = tuple[str, ...]()
+            node.meta.update(hooked=has_hooks(module) or _hooked_inside(module), block=True, random=True)
+            self.entered = None
             out = self.enter_region(module, path, args, kwargs)
-            recorder.written.update(join_path(str(node.target), str(below)) for below in self.written_below)
+            self.note_entered(recorder, node)
             recorder.note_buffers(module, path)
             recorder.refresh_objects()
             recorder.finish(node, out, path)
@@ -303,7 +295,10 @@ class Session:
         if self.is_leaf(module):
             node = recorder.call_module(path, args, kwargs)
             node.meta.update(
-                hooked=has_hooks(module), fills_late=any(isinstance(m, nn.RReLU) for m in module.modules())
+                hooked=has_hooks(module),
+                fills_late=any(isinstance(m, nn.RReLU) for m in module.modules()),
+                random=draws_in_module(module),
+                module_type=type(module),
             )
             versions = tensor_versions(args, kwargs)
             try:
@@ -349,6 +344,13 @@ class Session:
         finally:
             self.silent -= 1
 
+    def note_entered(self, recorder: Recorder, node: fx.Node) -> None:
+        """Tell the graph around what the region that `node` calls does besides returning its result."""
+        if self.entered is not None:
+            written = self.entered.written_buffers
+            recorder.written.update(join_path(str(node.target), below) for below in written)
+            node.meta["fills_late"] = self.entered.fills_late
+
     def call_opaque(
         self, recorder: Recorder, module: nn.Module, path: str, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
@@ -366,7 +368,7 @@ class Session:
             for leaf in parts.leaves
         ]
         checked = recorder.graph.call_function(runtime.Expect(parts.skeleton, path), (node, sizes))
-        node.meta.update(val=out, module_path=path, source=self.opaque_paths[path].source)
+        node.meta.update(val=out, module_path=path, source=self.opaque_paths[path].source, fills_late=True)
         recorder.finish(checked, out, path)
         return out
 

@@ -43,6 +43,8 @@ class Rewriting:
         self.full: set[str] = set()
         self.without_graph: set[tuple[str, Hashable]] = set()
         """Regions found opaque, with the flags they were captured for: their own forward runs, its blocks have code."""
+        self.seen_whole = False
+        """Whether the passes have seen the whole model once, rather than single blocks of it."""
         self.results: list[pipeline.PipelineResult] = []
         """One for each capture, the first from the example inputs."""
         self.before: list[Program] = []
@@ -94,6 +96,7 @@ class Rewriting:
         """Capture the module at `path` for this kind of call, apply the passes, and install the code."""
         program = self.program(path, self.capture(path, args, kwargs))
         result = pipeline.run(program, self.passes)
+        self.seen_whole |= path == ""
         self.before.append(program)
         self.results.append(result)
         if path in {entry.path for entry in program.opaque}:
@@ -105,7 +108,8 @@ class Rewriting:
         taken = {path for captured in capture.regions for path in captured.instances}
         regions = tuple(self.region(captured, taken) for captured in capture.regions)
         blocks = tuple(self.blocks().blocks)
-        metadata = {"blocks": blocks, "seconds": capture.seconds, "assumptions": capture.assumptions}
+        first = path == "" and not self.seen_whole
+        metadata = {"blocks": blocks, "seconds": capture.seconds, "assumptions": capture.assumptions, "first": first}
         return Program(regions, capture.opaque, type(self.root).__name__, metadata)
 
     def region(self, captured: Captured, taken: set[str]) -> Region:

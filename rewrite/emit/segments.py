@@ -11,6 +11,7 @@ from torch import fx
 from rewrite import runtime
 from rewrite.capture.captured import fills_late
 from rewrite.emit.code import compile_graph
+from rewrite.emit.planned import can_plan, fills_late, owners_of, plan_segment, written_buffers
 from rewrite.errors import ContractError
 from rewrite.program import Region, value_tensors
 from rewrite.recompute.whole import Recomputed
@@ -77,24 +78,39 @@ def _call_segment(
     inputs = [node for node in sources if node.op != "get_attr"]
     attributes = [node for node in sources if node.op == "get_attr"]
     outputs = [node for node in group if any(user not in inside for user in node.users)]
+    mutated = _mutated(region, group, inputs)
+    number = group[0].meta[RECOMPUTE]
+    if can_plan(region, group, mutated):
+        segment: Any = plan_segment(region, group, inputs, outputs)
+    else:
+        segment = _whole(region, group, inputs, outputs, attributes, mutated)
+    call = folded.call_function(runtime.Named(segment, f"recompute_{number}"), (module, *[made[n] for n in inputs]))
+    for index, node in enumerate(outputs):
+        made[node] = folded.create_node("call_function", operator.getitem, (call, index), name=node.name)
+        made[node].meta = dict(node.meta)
+
+
+def _whole(
+    region: Region,
+    group: tuple[fx.Node, ...],
+    inputs: list[fx.Node],
+    outputs: list[fx.Node],
+    attributes: list[fx.Node],
+    mutated: tuple[int, ...],
+) -> Recomputed:
     kept = [node for node in group if node.meta.get(KEEP)]
     forward = _part(group, inputs, attributes, outputs, kept, again=False)
     again = _part(group, inputs, attributes, outputs, kept, again=True)
-    recomputed = Recomputed(
+    return Recomputed(
         region.path,
         compile_graph(forward, region.path),
         compile_graph(again, region.path),
         results=len(outputs),
-        parameters=_parameter_paths(forward),
-        written_buffers=_written_in(region, forward),
-        mutated_inputs=_mutated(region, group, inputs),
+        owners=owners_of(group),
+        written_buffers=written_buffers(region, group),
+        mutated_inputs=mutated,
         whole=any(fills_late(node) for node in group),
     )
-    number = group[0].meta[RECOMPUTE]
-    call = folded.call_function(runtime.Named(recomputed, f"recompute_{number}"), (module, *[made[n] for n in inputs]))
-    for index, node in enumerate(outputs):
-        made[node] = folded.create_node("call_function", operator.getitem, (call, index), name=node.name)
-        made[node].meta = dict(node.meta)
 
 
 def _part(
@@ -140,19 +156,3 @@ def _mutated(region: Region, group: tuple[fx.Node, ...], inputs: list[fx.Node]) 
 def _storages(node: fx.Node) -> set[int]:
     dense = [tensor for tensor in value_tensors(node.meta.get("val")) if tensor.layout == torch.strided]
     return {tensor.untyped_storage()._cdata for tensor in dense}
-
-
-def _parameter_paths(part: fx.Graph) -> tuple[str, ...]:
-    """What the segment reads of its module: attributes by path, and called modules as a whole (`path.*`)."""
-    found = [str(node.target) for node in part.nodes if node.op == "get_attr"]
-    found += [f"{node.target}.*" for node in part.nodes if node.op == "call_module"]
-    return tuple(dict.fromkeys(found))
-
-
-def _written_in(region: Region, part: fx.Graph) -> tuple[str, ...]:
-    touched = _parameter_paths(part)
-    return tuple(
-        path
-        for path in region.written_buffers
-        if any(path == name or (name.endswith(".*") and path.startswith(name[:-1])) for name in touched)
-    )

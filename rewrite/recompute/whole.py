@@ -1,15 +1,13 @@
-"""The seam between a recompute segment and how its values are had again in the backward.
+"""Recompute a segment whole: hold its inputs, and run it once more when the backward first asks for a value of it.
 
-The users of `recompute` know only: it gives what `segment(module, *inputs)` gives, and holds the inputs instead of the
-values inside. Here torch's non-reentrant checkpoint does the work, with what it leaves open closed: buffers are
-written once, inputs changed in place are kept as they were, and a weight or input changed between forward and
-backward raises instead of giving wrong gradients.
+The way for segments that call blocks, open spans of no_grad or autocast, or change their inputs: torch's non-reentrant
+checkpoint does the work, with what it leaves open closed. Buffers are written once, inputs changed in place are kept as
+they were, and a weight or input changed between forward and backward raises instead of giving wrong gradients.
 """
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,7 +15,9 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint, set_checkpoint_early_stop
 
-from rewrite.errors import RecomputeError
+from rewrite.recompute import nesting
+from rewrite.recompute.buffers import buffers_as
+from rewrite.recompute.unchanged import Owners, Weights, changed
 
 
 @dataclass(frozen=True)
@@ -31,8 +31,8 @@ class Recomputed:
     again: Callable[..., tuple[Any, ...]]
     """`again(module, *inputs, *kept)` runs them without those whose value is kept; returns the results."""
     results: int
-    parameters: tuple[str, ...]
-    """Paths below the region's module of the parameters the segment may read."""
+    owners: Owners
+    """The modules whose parameters the segment may read."""
     written_buffers: tuple[str, ...]
     mutated_inputs: tuple[int, ...]
     """Positions of inputs that the segment changes in place."""
@@ -40,7 +40,7 @@ class Recomputed:
     """Whether the recompute must run to its end: some kernels (rrelu) fill what they save after saving it."""
 
     def __call__(self, module: nn.Module, *inputs: Any) -> tuple[Any, ...]:
-        if not torch.is_grad_enabled():
+        if not torch.is_grad_enabled() or nesting.in_first_run():
             return self.forward(module, *inputs)[: self.results]
         return recompute(self, module, inputs)
 
@@ -68,8 +68,8 @@ class _Run:
         self.kept: list[Any] = []
         with torch.no_grad():
             self.originals = {place: inputs[place].detach().clone() for place in segment.mutated_inputs}
-            self.buffers = {path: _buffer(module, path).detach().clone() for path in segment.written_buffers}
-        self.parameters = [(path, parameter, parameter._version) for path, parameter in _parameters(module, segment)]
+            self.buffers = {path: module.get_buffer(path).detach().clone() for path in segment.written_buffers}
+        self.weights = Weights(segment.owners(module))
         self.versions: list[tuple[int, torch.Tensor, int]] = []
 
     def remember_versions(self, inputs: Sequence[Any]) -> None:
@@ -81,26 +81,22 @@ class _Run:
         if self.first:
             self.first = False
             given = [self.changing.pop(place, value) for place, value in enumerate(inputs)]
-            returned = self.segment.forward(self.module, *given)
+            with nesting.first_run():
+                returned = self.segment.forward(self.module, *given)
             self.kept = [_detached(value) for value in returned[self.segment.results :]]
             return returned[: self.segment.results]
-        self._check_unchanged()
+        self.weights.check(self.segment.path)
+        self._check_inputs()
         given = list(inputs)
         for place, original in self.originals.items():
             given[place] = original.detach().requires_grad_(self.need_grad[place]).clone()
-        with _buffers_as_they_were(self.module, self.buffers):
+        with buffers_as(self.module, self.buffers):
             return self.segment.again(self.module, *given, *map(_given, self.kept))
 
-    def _check_unchanged(self) -> None:
-        for path, parameter, version in self.parameters:
-            found = _lookup(self.module, path)
-            if found is not parameter and not any(type(each).__name__ == "DTensor" for each in (found, parameter)):
-                raise _changed(self.segment.path, f"parameter {path!r} was replaced")
-            if found is parameter and parameter._version != version:
-                raise _changed(self.segment.path, f"parameter {path!r} was changed in place")
+    def _check_inputs(self) -> None:
         for place, tensor, version in self.versions:
             if tensor._version != version:
-                raise _changed(self.segment.path, f"input {place} was changed in place")
+                raise changed(self.segment.path, f"input {place} was changed in place")
 
 
 def _detached(value: Any) -> Any:
@@ -115,50 +111,3 @@ def _given(kept: Any) -> Any:
     if isinstance(kept, tuple) and len(kept) == 2 and isinstance(kept[1], bool):
         return kept[0].detach().requires_grad_(kept[1]).clone()
     return [_given(item) for item in kept]
-
-
-def _changed(path: str, what: str) -> RecomputeError:
-    return RecomputeError(
-        f"recompute of {path or 'the model'!r}",
-        f"{what} between the forward and the backward that recomputes from it",
-        "call backward before the optimizer step (or before the in-place change), or leave it out of Checkpoint",
-    )
-
-
-def _parameters(module: nn.Module, segment: Recomputed) -> Iterator[tuple[str, torch.Tensor]]:
-    for path in segment.parameters:
-        if path.endswith(".*"):
-            owner = path[:-2]
-            yield from ((f"{owner}.{name}", found) for name, found in module.get_submodule(owner).named_parameters())
-            continue
-        found = _lookup(module, path)
-        if isinstance(found, torch.Tensor) and path not in segment.written_buffers:
-            yield path, found
-
-
-def _lookup(module: nn.Module, path: str) -> Any:
-    owner, _, name = path.rpartition(".")
-    try:
-        return getattr(module.get_submodule(owner), name)
-    except AttributeError:
-        return None
-
-
-def _buffer(module: nn.Module, path: str) -> torch.Tensor:
-    return module.get_buffer(path)
-
-
-@contextlib.contextmanager
-def _buffers_as_they_were(module: nn.Module, before: dict[str, torch.Tensor]) -> Iterator[None]:
-    """Let a recompute read, and write, copies of the buffers from before the forward."""
-    replaced: list[tuple[dict[str, Any], str, Any]] = []
-    for path, content in before.items():
-        owner, _, name = path.rpartition(".")
-        table = module.get_submodule(owner)._buffers
-        replaced.append((table, name, table[name]))
-        table[name] = content.clone()
-    try:
-        yield
-    finally:
-        for table, name, buffer in replaced:
-            table[name] = buffer

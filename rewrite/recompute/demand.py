@@ -1,0 +1,366 @@
+"""Run a segment so that autograd holds tokens in place of its values, and compute a value when its token is cashed.
+
+What autograd saves is told by identity: while the forward holds a value of the segment, it is known by its storage,
+which no other tensor can have then; a tensor that is saved and not known is one that an operator made for itself. In
+the backward the value a token stands for is computed from what is held, with whatever lies between and is not there
+already, and each value goes at its last use.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.autograd.graph import saved_tensors_hooks
+
+from rewrite.errors import RecomputeError
+from rewrite.recompute import dropout
+from rewrite.recompute.buffers import copied_buffers
+from rewrite.recompute.plan import Place, Plan, Step
+from rewrite.recompute.replay import as_surrounded, random_state, replayed, surroundings
+from rewrite.recompute.unchanged import Weights, changed
+
+LARGE_STATE = 16
+"""What an operator saves for itself is dropped if it takes more than one part in 16 of its result's bytes."""
+
+WHOLE = -1
+"""Part of a value: all of it. Other parts are positions in a tuple."""
+
+
+def run_planned(plan: Plan, module: nn.Module, inputs: Sequence[Any]) -> tuple[Any, ...]:
+    """The results of the segment; the backward computes its values again as `plan` says."""
+    run = Run(plan, module, inputs)
+    with saved_tensors_hooks(run.pack, unpack):
+        results = plan.recorded(module, run, *inputs)
+    run.finish()
+    return results
+
+
+class Token:
+    """What autograd holds for one saved tensor."""
+
+    __slots__ = ("geometry", "number", "part", "run", "sources", "tensor", "wanted")
+
+    def __init__(self, run: Run, number: int) -> None:
+        self.run = run
+        self.number = number
+        """Which of the tensors saved by its operator this is."""
+        self.tensor: Any = None
+        """The tensor, or its `dropout.Mask`, if it is kept after all."""
+        self.wanted: Place = 0
+        """The value it is a view of; `~place` for what the operator of a node made for itself."""
+        self.part = WHOLE
+        self.geometry: tuple[Any, Any, Any] | None = None
+        """Size, stride and offset, where they are not the value's."""
+        self.sources: dict[Place, Any] = {}
+        """What it can be had from. Held here, so that it goes with the last token that may need it."""
+
+
+def unpack(token: Any) -> Any:
+    """The tensor a token stands for."""
+    if type(token) is not Token:
+        return token
+    kept = token.tensor
+    if kept is not None:
+        return kept.expand() if type(kept) is dropout.Mask else kept
+    return token.run.state(token) if token.wanted < 0 else token.run.value(token)
+
+
+class Run:
+    """One forward of a segment, and the backwards through it."""
+
+    def __init__(self, plan: Plan, module: nn.Module, inputs: Sequence[Any]) -> None:
+        self.plan = plan
+        self.module = module
+        self.surroundings = surroundings()
+        self.devices = {value.device for value in inputs if isinstance(value, torch.Tensor)}
+        self.weights = Weights(plan.owners(module))
+        # During the forward.
+        self.live: dict[int, tuple[Place, int, torch.Tensor]] = {}
+        """Storage -> the value in it, by place and part. Holding it, so that the storage stays its own."""
+        self.storages: dict[Place, list[int]] = {}
+        self.saved = 0
+        """Tensors saved since a node last ended."""
+        self.pending: list[Token] = []
+        """Tokens for tensors that are not known: the operator that runs has made them."""
+        self.tokens: list[Token] = []
+        self.sources: dict[Place, Any] = {}
+        """Inputs, kept values, numbers, masks and states of generators; given to the tokens at the end."""
+        # From the forward on.
+        self.versions: dict[Place, int] = {}
+        self.need_grad: dict[Place, bool] = {}
+        self.dropped_state: dict[Place, tuple[int, list[int]]] = {}
+        """Nodes whose operator's own tensors were dropped: how many tensors it saved, and which of them those were."""
+        self.wanted: tuple[Place, ...] = ()
+        # During a backward.
+        self.left: dict[Place, int] | None = None
+        """Uses of each value still to come."""
+        self.asked = 0
+        self.values: dict[Place, Any] = {}
+        self.states: dict[Place, dict[int, torch.Tensor]] = {}
+        for place, value in enumerate(inputs):
+            self.hold(place, value)
+
+    # What the recorded forward tells.
+
+    def hold(self, place: Place, value: Any) -> None:
+        """A value for recomputes to start from: an input, a kept value, a number."""
+        if isinstance(value, torch.Tensor):
+            self._know(place, WHOLE, value)
+        elif isinstance(value, (tuple, list)):
+            for part, item in enumerate(value):
+                self._know(place, part, item)
+        if place in self.plan.held:
+            self.sources[place] = _detached(value)
+            if isinstance(value, torch.Tensor):
+                self.versions[place] = _version(value)
+
+    def know(self, value: torch.Tensor) -> None:
+        """A buffer: what is saved of it is no operator's own."""
+        self._know(-1, WHOLE, value)
+
+    def made(self, place: Place, value: Any) -> None:
+        """The node at `place` has run and gave `value`; what was saved since the last one ended is its doing."""
+        if self.pending:
+            self._settle(place, value)
+        self.saved = 0
+        if place not in self.plan.dropped:
+            self.hold(place, value)
+        elif isinstance(value, torch.Tensor):
+            self._know(place, WHOLE, value)
+        else:
+            for part, item in enumerate(value):
+                self._know(place, part, item)
+
+    def gone(self, place: Place) -> None:
+        """The forward will not use the value again."""
+        for storage in self.storages.pop(place, ()):
+            del self.live[storage]
+
+    def draws(self, place: Place) -> None:
+        """The node at `place` is about to draw random numbers."""
+        self.sources[~place] = random_state(self.devices)
+
+    def dropout(self, place: Place, value: torch.Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Any:
+        """Dropout of which the mask is kept, or the generator's state where torch draws no mask as a tensor."""
+        if not dropout.draws_a_mask(value, p, training):
+            self.draws(place)
+            return torch.nn.functional.dropout(value, p, training)
+        factors = dropout.draw(value, p)
+        result = value * factors
+        mask = self.sources[~place] = dropout.mask_of(factors, p)
+        storage = factors.untyped_storage()._cdata
+        for token in self.pending:
+            if token.tensor.untyped_storage()._cdata == storage:
+                token.tensor = mask
+        self.pending = [token for token in self.pending if token.tensor is not mask]
+        return result
+
+    def dropout_module(self, place: Place, module: nn.Dropout, value: torch.Tensor) -> Any:
+        """The same for a layer."""
+        return self.dropout(place, value, module.p, module.training)
+
+    def finish(self) -> None:
+        """The forward is through: tokens hold what they can be had from, and nothing else is held."""
+        shared: dict[Place, dict[Place, Any]] = {}
+        for token in self.tokens:
+            if token.wanted not in shared:
+                there = [source for source in self.plan.sources(token.wanted) if source in self.sources]
+                shared[token.wanted] = {source: self.sources[source] for source in there}
+            token.sources = shared[token.wanted]
+        self.wanted = tuple(token.wanted for token in self.tokens)
+        self.live, self.storages, self.sources, self.tokens, self.pending = {}, {}, {}, [], []
+
+    def _know(self, place: Place, part: int, value: Any) -> None:
+        if not isinstance(value, torch.Tensor) or value.layout != torch.strided:
+            return
+        self.need_grad[place] = value.requires_grad
+        storage = value.untyped_storage()._cdata
+        if storage not in self.live:
+            self.live[storage] = (place, part, value)
+            self.storages.setdefault(place, []).append(storage)
+
+    # What autograd saves.
+
+    def pack(self, tensor: torch.Tensor) -> Any:
+        """What autograd is to hold for a tensor that an operator saves."""
+        number = self.saved
+        self.saved = number + 1
+        if _is_parameter(tensor) or (tensor._base is not None and _is_parameter(tensor._base)):
+            return tensor
+        if type(tensor) not in (torch.Tensor, FakeTensor) or tensor.layout != torch.strided:
+            return tensor.detach()
+        known = self.live.get(tensor.untyped_storage()._cdata)
+        if known is not None:
+            return self._token(known, tensor, number) if known[0] in self.plan.dropped else tensor.detach()
+        token = Token(self, number)
+        token.tensor = tensor.detach()  # an operator's own result would hold, through its graph, this token
+        self.pending.append(token)
+        return token
+
+    def _token(self, known: tuple[Place, int, torch.Tensor], tensor: torch.Tensor, number: int) -> Any:
+        place, part, value = known
+        token = Token(self, number)
+        return token if self._points(token, place, part, value, tensor) else tensor.detach()
+
+    def _points(self, token: Token, place: Place, part: int, value: torch.Tensor, tensor: torch.Tensor) -> bool:
+        """Have the token stand for `tensor`, a view of `value`; False if it cannot."""
+        if tensor is not value:
+            if tensor.dtype != value.dtype or tensor.is_conj() != value.is_conj() or tensor.is_neg() != value.is_neg():
+                return False
+            geometry = (tensor.size(), tensor.stride(), tensor.storage_offset())
+            if geometry != (value.size(), value.stride(), value.storage_offset()):
+                token.geometry = geometry
+        token.wanted, token.part, token.tensor = place, part, None
+        self.tokens.append(token)
+        return True
+
+    def _settle(self, place: Place, value: Any) -> None:
+        """Say of the pending tokens which are (of) the node's value, and drop what is large and not to be kept."""
+        several = enumerate(value) if isinstance(value, (tuple, list)) else [(WHOLE, value)]
+        tensors = [(part, item) for part, item in several if isinstance(item, torch.Tensor)]
+        results = {item.untyped_storage()._cdata: (part, item) for part, item in tensors}
+        limit = sum(item.untyped_storage().nbytes() for _, item in tensors) // LARGE_STATE
+        for token in self.pending:
+            own = token.tensor.untyped_storage()
+            if own._cdata in results:
+                if place in self.plan.dropped:
+                    part, item = results[own._cdata]
+                    self._points(token, place, part, item, token.tensor)
+            elif place not in self.plan.kept_state and own.nbytes() > limit:
+                token.wanted, token.tensor = ~place, None
+                self.tokens.append(token)
+                self.dropped_state.setdefault(place, (self.saved, []))[1].append(token.number)
+        self.pending = []
+
+    # What the backward asks for.
+
+    def value(self, token: Token) -> torch.Tensor:
+        """The tensor of a token that stands for a value of the segment."""
+        left = self._ask()
+        if token.wanted not in self.values:
+            self._recompute(token.wanted, token.sources, left)
+        value = self.values[token.wanted]
+        self._used(token.wanted, left)
+        tensor: torch.Tensor = value if token.part == WHOLE else value[token.part]
+        return tensor if token.geometry is None else tensor.as_strided(*token.geometry)
+
+    def state(self, token: Token) -> torch.Tensor:
+        """The tensor of a token that stands for what an operator made for itself."""
+        left = self._ask()
+        place = ~token.wanted
+        if token.number not in self.states.get(place, ()):
+            left[token.wanted] = max(1, left.get(token.wanted, 0))
+            self._recompute(place, token.sources, left)
+        tensor = self.states[place].pop(token.number)
+        self._used(token.wanted, left)
+        return tensor
+
+    def _ask(self) -> dict[Place, int]:
+        """The uses still to come; after the last token of a backward, a new count starts."""
+        if self.left is None or self.asked == len(self.wanted):
+            self.weights.check(self.plan.path)
+            self.values, self.states, self.asked = {}, {}, 0
+            self.left = dict(self.plan.uses(self.wanted))
+        self.asked += 1
+        return self.left
+
+    def _used(self, place: Place, left: dict[Place, int]) -> None:
+        left[place] = left.get(place, 0) - 1
+        if left[place] <= 0:
+            self.values.pop(place, None)
+
+    def _recompute(self, wanted: Place, sources: dict[Place, Any], left: dict[Place, int]) -> None:
+        """Run the node at `wanted`, and before it those whose value it needs and that is not there."""
+        steps, values = self.plan.steps, self.values
+        order, last = {wanted}, dict[Place, Place]()
+        todo = [wanted]
+        while todo:
+            place = todo.pop()
+            for source in steps[place].inputs:
+                last[source] = max(place, last.get(source, 0))
+                if source not in values and source not in order and source not in sources:
+                    order.add(source)
+                    todo.append(source)
+        with as_surrounded(self.surroundings):
+            for place in sorted(order):
+                step = steps[place]
+                given = [values[each] if each in values else self._source(each, sources) for each in step.inputs]
+                values[place] = self._again(place, step, given, sources, left)
+                for source in step.inputs:
+                    left[source] = left.get(source, 0) - 1
+                    if left[source] <= 0 and last[source] == place:
+                        values.pop(source, None)
+        if left.get(wanted, 0) <= 0:
+            values.pop(wanted, None)
+
+    def _source(self, place: Place, sources: dict[Place, Any]) -> Any:
+        value = sources[place]
+        if place in self.versions and self.versions[place] != _version(value):
+            raise changed(self.plan.path, "a value it starts from was changed in place")
+        return value
+
+    def _again(
+        self, place: Place, step: Step, given: list[Any], sources: dict[Place, Any], left: dict[Place, int]
+    ) -> Any:
+        """The value of a node once more, and what its operator saves for itself if that was dropped."""
+        seed = sources.get(~place)
+        if type(seed) is dropout.Mask:
+            return given[0] * seed.expand()
+
+        def run() -> Any:
+            with copied_buffers(self.module, step.buffers):
+                if place in self.dropped_state and left.get(~place, 0) > 0:
+                    return self._captured(place, step, given)
+                return step.function(self.module, *given)
+
+        if seed is not None:
+            return replayed(seed, run)
+        return run() if step.buffers or place in self.dropped_state else step.function(self.module, *given)
+
+    def _captured(self, place: Place, step: Step, given: list[Any]) -> Any:
+        """Run a node under grad mode for the tensors that its operator saves."""
+        saved: list[torch.Tensor] = []
+
+        def collect(tensor: torch.Tensor) -> None:
+            saved.append(tensor.detach())
+
+        count, numbers = self.dropped_state[place]
+        flags = [self.need_grad.get(each, flag) for each, flag in zip(step.inputs, step.need_grad, strict=True)]
+        again = [_leaf(value, flag) for value, flag in zip(given, flags, strict=True)]
+        with torch.enable_grad(), saved_tensors_hooks(collect, _never):
+            result = _detached(step.function(self.module, *again))
+        if len(saved) != count:
+            raise RecomputeError(
+                f"recompute of {self.plan.path or 'the model'!r}",
+                f"an operator saved {count} tensors for its backward, and {len(saved)} when it was run again",
+                "leave this module out of Checkpoint (select=), and report the model",
+            )
+        self.states[place] = {number: saved[number] for number in numbers}
+        return result
+
+
+def _is_parameter(tensor: torch.Tensor) -> bool:
+    return type(tensor) is nn.Parameter or (type(tensor) is not torch.Tensor and getattr(tensor, "_is_param", False))
+
+
+def _version(tensor: torch.Tensor) -> int:
+    return 0 if tensor.is_inference() else tensor._version
+
+
+def _detached(value: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        return value.detach()
+    return type(value)(map(_detached, value)) if type(value) in (tuple, list) else value
+
+
+def _leaf(value: Any, need_grad: bool) -> Any:
+    """An input for a run of one operator by itself."""
+    return value.detach().requires_grad_(need_grad) if isinstance(value, torch.Tensor) else value
+
+
+def _never(_: Any) -> Any:
+    raise AssertionError("no backward goes through a run that is made for what its operators save")

@@ -1,0 +1,74 @@
+"""The surroundings of a forward - random numbers, autocast, attention backends - brought back for a recompute."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import torch
+
+RandomState = tuple[tuple[torch.device, torch.Tensor], ...]
+"""Devices, the CPU first, and the state of the generator of each."""
+
+Surroundings = tuple[Any, ...]
+
+_CPU = torch.device("cpu")
+_CASTING = ("cpu", "cuda")
+
+
+def random_state(devices: Iterable[torch.device]) -> RandomState:
+    """The state of the CPU's generator, and of those of `devices`."""
+    others = [device for device in devices if device.type != "cpu" and device.type != "meta"]
+    states = [(device, torch.get_device_module(device).get_rng_state(device)) for device in others]
+    return ((_CPU, torch.get_rng_state()), *states)
+
+
+def set_random_state(state: RandomState) -> None:
+    """Have the generators go on from `state`."""
+    for device, content in state:
+        if device.type == "cpu":
+            torch.set_rng_state(content)
+        else:
+            torch.get_device_module(device).set_rng_state(content, device)
+
+
+def replayed(state: RandomState, function: Callable[[], Any]) -> Any:
+    """What `function` gives with the random numbers from `state` on; the generators go on as if it had not run."""
+    before = random_state(device for device, _ in state)
+    set_random_state(state)
+    try:
+        return function()
+    finally:
+        set_random_state(before)
+
+
+def surroundings() -> Surroundings:
+    """What decides how an operator computes, beside its arguments."""
+    backends = torch.backends.cuda
+    casts = [torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None for kind in _CASTING]
+    return (*casts, backends.flash_sdp_enabled(), backends.mem_efficient_sdp_enabled(), backends.math_sdp_enabled())
+
+
+@contextlib.contextmanager
+def as_surrounded(then: Surroundings) -> Iterator[None]:
+    """Compute without recording, in the surroundings of the forward."""
+    with torch.no_grad():
+        now = surroundings()
+        if now == then and now[:2] == (None, None):
+            yield
+            return
+        with contextlib.ExitStack() as stack:
+            for kind, dtype in zip(_CASTING, then[:2], strict=True):
+                # A cache of casts made here would be read by whoever trains next: it holds no graph.
+                stack.enter_context(torch.autocast(kind, dtype, dtype is not None, cache_enabled=False))
+            _set_attention(then[2:])
+            stack.callback(_set_attention, now[2:])
+            yield
+
+
+def _set_attention(enabled: Surroundings) -> None:
+    backends = torch.backends.cuda
+    backends.enable_flash_sdp(enabled[0])
+    backends.enable_mem_efficient_sdp(enabled[1])
+    backends.enable_math_sdp(enabled[2])
