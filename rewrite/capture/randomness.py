@@ -9,7 +9,8 @@ import torch
 from torch import nn
 
 RANDOM_NAMES = ("rand", "dropout", "bernoulli", "multinomial", "normal", "uniform", "poisson", "binomial", "dirichlet",
-                "exponential", "geometric", "cauchy", "gumbel", "rrelu", "fractional_max_pool", "_standard_gamma")  # fmt: skip
+                "exponential", "geometric", "cauchy", "gumbel", "rrelu", "fractional_max_pool",
+                "_standard_gamma")  # fmt: skip
 """Parts of the names of torch functions that draw."""
 
 NOT_RANDOM = ("normalize",)

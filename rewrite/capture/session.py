@@ -20,8 +20,8 @@ from rewrite.capture.answers import Answers
 from rewrite.capture.captured import Captured, StoppedError, TimeUpError
 from rewrite.capture.descriptions import first_line, fresh_like, leaf_names, size_key, tensor_versions
 from rewrite.capture.fakes import Fakes
-from rewrite.capture.recorder import OpaqueError, Recorder, tensor_version
 from rewrite.capture.randomness import draws_in_module
+from rewrite.capture.recorder import OpaqueError, Recorder, tensor_version
 from rewrite.capture.structure import Structure, has_hooks, is_leaf, join_path, members, path_below
 from rewrite.capture.surroundings import ambient, caches_kept, random_states_kept, same_numpy_state
 from rewrite.capture.symbols import size_predicate

@@ -11,6 +11,7 @@ import torch
 from torch import fx, nn
 
 from rewrite import runtime
+from rewrite.capture.captured import fills_late
 from rewrite.emit.code import compile_graph
 from rewrite.program import Region, value_tensors
 from rewrite.recompute import nesting
@@ -156,9 +157,10 @@ class _Segment:
                     made[source] = part.node_copy(source)
                     if teller is not None:
                         teller.read(source, made[source])
-            made[node] = part.node_copy(node, made.__getitem__) if teller is None else teller.run(node, made)
-            if teller is not None:
-                teller.ended(last.get(node, ()))
+            if teller is None:
+                made[node] = part.node_copy(node, made.__getitem__)
+            else:
+                made[node] = teller.run(node, made, [self.places[home] for home in last.get(node, ())])
         part.output(tuple(made[node] for node in self.outputs))
         return part
 
@@ -191,7 +193,7 @@ class _Teller:
         if not isinstance(source.meta.get("val"), nn.Parameter):
             self.tell("know", value)
 
-    def run(self, node: fx.Node, made: dict[fx.Node, fx.Node]) -> fx.Node:
+    def run(self, node: fx.Node, made: dict[fx.Node, fx.Node], gone: list[Place]) -> fx.Node:
         place = self.segment.places[node]
         step = self.plan.steps.get(place)
         if step is not None and step.masked and place in self.plan.kept_state:
@@ -200,16 +202,14 @@ class _Teller:
             if step is not None and step.random and not self._is_kept_whole(place):
                 self.tell("draws", place)
             copied = self.part.node_copy(node, made.__getitem__)
-        if step is None and not _computes(node):
-            if place in self.plan.held:
-                self.tell("hold", place, copied)
-        elif not (self.segment.is_view(node) and _saves_nothing(node)):
-            self.tell("made", place, copied)
+        if _computes(node) and not (self.segment.is_view(node) and _saves_nothing(node)):
+            self.tell("made", place, copied, *gone)
+            return copied
+        if step is None and place in self.plan.held:
+            self.tell("hold", place, copied)
+        if gone:
+            self.tell("gone", *gone)
         return copied
-
-    def ended(self, homes: Iterable[fx.Node]) -> None:
-        for home in homes:
-            self.tell("gone", self.segment.places[home])
 
     def _is_kept_whole(self, place: Place) -> bool:
         return place in self.plan.kept and place in self.plan.kept_state
@@ -279,11 +279,6 @@ def _saves_nothing(node: fx.Node) -> bool:
     if node.target is operator.getitem:
         return isinstance(node.args[0], fx.Node) and isinstance(node.args[0].meta.get("val"), (tuple, list))
     return _name(node) in VIEWS
-
-
-def fills_late(node: fx.Node) -> bool:
-    """Whether the kernel fills what it saves after saving it, as rrelu does with its noise."""
-    return bool(node.meta.get("fills_late")) or "rrelu" in _name(node)
 
 
 def _is_random(node: fx.Node) -> bool:

@@ -74,6 +74,7 @@ class Run:
 
     def __init__(self, plan: Plan, module: nn.Module, inputs: Sequence[Any]) -> None:
         self.plan = plan
+        self.dropped = plan.dropped
         self.module = module
         self.surroundings = surroundings()
         self.devices = {value.device for value in inputs if isinstance(value, torch.Tensor)}
@@ -122,29 +123,37 @@ class Run:
         """A buffer: what is saved of it is no operator's own."""
         self._know(-1, WHOLE, value)
 
-    def made(self, place: Place, value: Any) -> None:
-        """The node at `place` has run and gave `value`; what was saved since the last one ended is its doing."""
+    def made(self, place: Place, value: Any, *gone: Place) -> None:
+        """The node at `place` has run and gave `value`, and nothing will use the values at `gone` again.
+
+        What was saved since the last node ended is its doing.
+        """
         if self.pending:
             self._settle(place, value)
         self.saved = 0
-        if place not in self.plan.dropped:
+        if place not in self.dropped:
             self.hold(place, value)
         elif isinstance(value, torch.Tensor):
             self._know(place, WHOLE, value)
         else:
             for part, item in enumerate(value):
                 self._know(place, part, item)
+        if gone:
+            self.gone(*gone)
 
-    def gone(self, place: Place) -> None:
-        """The forward will not use the value again."""
-        for storage in self.storages.pop(place, ()):
-            del self.live[storage]
+    def gone(self, *places: Place) -> None:
+        """The forward will not use these values again."""
+        for place in places:
+            for storage in self.storages.pop(place, ()):
+                del self.live[storage]
 
     def draws(self, place: Place) -> None:
         """The node at `place` is about to draw random numbers."""
         self.sources[~place] = random_state(self.devices)
 
-    def dropout(self, place: Place, value: torch.Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Any:
+    def dropout(
+        self, place: Place, value: torch.Tensor, p: float = 0.5, training: bool = True, inplace: bool = False
+    ) -> torch.Tensor:
         """Dropout of which the mask is kept, or the generator's state where torch draws no mask as a tensor."""
         if not dropout.draws_a_mask(value, p, training):
             self.draws(place)
@@ -176,7 +185,7 @@ class Run:
 
     def _know(self, place: Place, part: int, value: Any) -> None:
         if not isinstance(value, torch.Tensor) or value.layout != torch.strided:
-            return
+            return  # sparse layouts have no storage of their own to be known by
         self.need_grad[place] = value.requires_grad
         storage = value.untyped_storage()._cdata
         if storage not in self.live:
@@ -189,22 +198,21 @@ class Run:
         """What autograd is to hold for a tensor that an operator saves."""
         number = self.saved
         self.saved = number + 1
-        if _is_parameter(tensor) or (tensor._base is not None and _is_parameter(tensor._base)):
+        kind, base = type(tensor), tensor._base
+        if kind is nn.Parameter or (base is not None and type(base) is nn.Parameter):
             return tensor
-        if type(tensor) not in (torch.Tensor, FakeTensor) or tensor.layout != torch.strided:
-            return tensor.detach()
-        known = self.live.get(tensor.untyped_storage()._cdata)
-        if known is not None:
-            return self._token(known, tensor, number) if known[0] in self.plan.dropped else tensor.detach()
+        if kind is not torch.Tensor and not _is_plain(tensor):
+            return tensor if _is_parameter(tensor) or (base is not None and _is_parameter(base)) else tensor.detach()
+        known = self.live.get(tensor.untyped_storage()._cdata) if tensor.layout == torch.strided else None
         token = Token(self, number)
-        token.tensor = tensor.detach()  # an operator's own result would hold, through its graph, this token
-        self.pending.append(token)
-        return token
-
-    def _token(self, known: tuple[Place, int, torch.Tensor], tensor: torch.Tensor, number: int) -> Any:
+        if known is None:
+            token.tensor = tensor.detach()  # an operator's own result would hold, through its graph, this token
+            self.pending.append(token)
+            return token
         place, part, value = known
-        token = Token(self, number)
-        return token if self._points(token, place, part, value, tensor) else tensor.detach()
+        if place in self.dropped and self._points(token, place, part, value, tensor):
+            return token
+        return tensor.detach()
 
     def _points(self, token: Token, place: Place, part: int, value: torch.Tensor, tensor: torch.Tensor) -> bool:
         """Have the token stand for `tensor`, a view of `value`; False if it cannot."""
@@ -227,7 +235,7 @@ class Run:
         for token in self.pending:
             own = token.tensor.untyped_storage()
             if own._cdata in results:
-                if place in self.plan.dropped:
+                if place in self.dropped:
                     part, item = results[own._cdata]
                     self._points(token, place, part, item, token.tensor)
             elif place not in self.plan.kept_state and own.nbytes() > limit:
@@ -289,10 +297,13 @@ class Run:
             for place in sorted(order):
                 step = steps[place]
                 given = [values[each] if each in values else self._source(each, sources) for each in step.inputs]
-                values[place] = self._again(place, step, given, sources, left)
+                if step.plain and place not in self.dropped_state:
+                    values[place] = step.function(self.module, *given)
+                else:
+                    values[place] = self._again(place, step, given, sources.get(~place), left)
                 for source in step.inputs:
-                    left[source] = left.get(source, 0) - 1
-                    if left[source] <= 0 and last[source] == place:
+                    left[source] = remaining = left.get(source, 0) - 1
+                    if remaining <= 0 and last[source] == place:
                         values.pop(source, None)
         if left.get(wanted, 0) <= 0:
             values.pop(wanted, None)
@@ -303,11 +314,8 @@ class Run:
             raise changed(self.plan.path, "a value it starts from was changed in place")
         return value
 
-    def _again(
-        self, place: Place, step: Step, given: list[Any], sources: dict[Place, Any], left: dict[Place, int]
-    ) -> Any:
+    def _again(self, place: Place, step: Step, given: list[Any], seed: Any, left: dict[Place, int]) -> Any:
         """The value of a node once more, and what its operator saves for itself if that was dropped."""
-        seed = sources.get(~place)
         if type(seed) is dropout.Mask:
             return given[0] * seed.expand()
 
@@ -317,9 +325,7 @@ class Run:
                     return self._captured(place, step, given)
                 return step.function(self.module, *given)
 
-        if seed is not None:
-            return replayed(seed, run)
-        return run() if step.buffers or place in self.dropped_state else step.function(self.module, *given)
+        return run() if seed is None else replayed(seed, run)
 
     def _captured(self, place: Place, step: Step, given: list[Any]) -> Any:
         """Run a node under grad mode for the tensors that its operator saves."""
@@ -344,7 +350,12 @@ class Run:
 
 
 def _is_parameter(tensor: torch.Tensor) -> bool:
-    return type(tensor) is nn.Parameter or (type(tensor) is not torch.Tensor and getattr(tensor, "_is_param", False))
+    return isinstance(tensor, nn.Parameter)
+
+
+def _is_plain(tensor: torch.Tensor) -> bool:
+    """Whether the tensor is no more than its storage: not a parameter, nor of a class that somebody added."""
+    return type(tensor) is torch.Tensor or (type(tensor) is FakeTensor and not _is_parameter(tensor))
 
 
 def _version(tensor: torch.Tensor) -> int:

@@ -27,4 +27,3 @@ def first_run() -> Iterator[None]:
         yield
     finally:
         _local.first = before
-

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
@@ -29,6 +30,11 @@ class Step:
     """Whether it is a dropout that runs from a kept mask, where its device lets it."""
     buffers: tuple[str, ...] = ()
     """Buffers it writes, by path below the module: a recompute writes to copies."""
+
+    @functools.cached_property
+    def plain(self) -> bool:
+        """Whether the function alone gives the value."""
+        return not self.random and not self.buffers
 
 
 @dataclass(frozen=True)
