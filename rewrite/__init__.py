@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from rewrite.contract import PassResult as PassResult
     from rewrite.contract import Refusal as Refusal
     from rewrite.diff.model import GraphDiff as GraphDiff
+    from rewrite.errors import BudgetError as BudgetError
     from rewrite.errors import CaptureError as CaptureError
     from rewrite.errors import ContractError as ContractError
     from rewrite.errors import InputError as InputError
@@ -36,9 +37,13 @@ if TYPE_CHECKING:
     from rewrite.errors import SpecError as SpecError
     from rewrite.errors import VerifyError as VerifyError
     from rewrite.memory.timeline import Estimate as Estimate
+    from rewrite.plan.search import KeepPlan as KeepPlan
+    from rewrite.plan.search import plan_keep as plan_keep
     from rewrite.program import Opaque as Opaque
     from rewrite.program import Program as Program
     from rewrite.program import Region as Region
+    from rewrite.report.sizes import parse_bytes as parse_bytes
+    from rewrite.report.sizes import size_text as size_text
     from rewrite.selectors import matches as matches
     from rewrite.tags import KEEP as KEEP
     from rewrite.tags import KEEP_STATE as KEEP_STATE
@@ -50,12 +55,14 @@ _HOMES = {
     "rewrite.certificate": ("Certificate",),
     "rewrite.contract": ("Change", "Numerics", "Pass", "PassResult", "Refusal"),
     "rewrite.errors": (
-        "CaptureError", "ContractError", "InputError", "ModelError", "PassError", "RecomputeError", "RewriteError",
-        "SelectorError", "SpecError", "VerifyError",
+        "BudgetError", "CaptureError", "ContractError", "InputError", "ModelError", "PassError", "RecomputeError",
+        "RewriteError", "SelectorError", "SpecError", "VerifyError",
     ),
     "rewrite.diff.model": ("GraphDiff",),
     "rewrite.memory.timeline": ("Estimate",),
+    "rewrite.plan.search": ("KeepPlan", "plan_keep"),
     "rewrite.program": ("Opaque", "Program", "Region"),
+    "rewrite.report.sizes": ("parse_bytes", "size_text"),
     "rewrite.selectors": ("matches",),
     "rewrite.tags": ("KEEP", "KEEP_STATE", "RECOMPUTE"),
     "rewrite.verify": ("verify",),

@@ -50,6 +50,7 @@ def optimize(
     target = model if inplace else copy_tree(model)
     reasons = dict.fromkeys(_known_paths(target, opaque), "named in `opaque`")
     rewriting = Rewriting(target, chosen, reasons)
+    rewriting.optimizer = optimizer
     try:
         rewriting.install("")
         for path in rewriting.blocks().blocks:
@@ -119,7 +120,7 @@ def diff(
     `optimize` and `estimate` raise.
     """
     with progress("capturing and rewriting"):
-        rewritten = optimize(model, passes, example_inputs=example_inputs)
+        rewritten = optimize(model, passes, example_inputs=example_inputs, optimizer=optimizer)
     told = report(rewritten)
     if told.before is None or told.after is None:
         raise CaptureError(

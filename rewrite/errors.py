@@ -74,6 +74,12 @@ class InputError(RewriteError):
     exit_code = 2
 
 
+class BudgetError(RewriteError):
+    """No plan fits the bytes that were given."""
+
+    exit_code = 1
+
+
 class VerifyError(RewriteError):
     """A rewritten model does not compute what the original does."""
 

@@ -6,6 +6,7 @@ import copy
 import logging
 from collections import Counter
 from collections.abc import Callable, Hashable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -21,6 +22,7 @@ from rewrite.emit.code import compile_graph
 from rewrite.emit.forward import RegionForward, Variant
 from rewrite.emit.segments import fold_segments
 from rewrite.errors import CaptureError
+from rewrite.example import Example
 from rewrite.program import Opaque, Program, Region
 from rewrite.readers import leaf_reader
 
@@ -37,6 +39,9 @@ class Rewriting:
         self.root = root
         self.passes = tuple(passes)
         self.given_opaque = dict(opaque)
+        self.optimizer: str | None = None
+        self.device: str | None = None
+        """What a step is counted with when passes plan to a budget; see `Example`."""
         self.structure: Structure | None = None
         self.tree: dict[str, int] = {}
         self.failed: set[tuple[str, Hashable]] = set()
@@ -95,7 +100,13 @@ class Rewriting:
     def rewrite(self, path: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> pipeline.PipelineResult:
         """Capture the module at `path` for this kind of call, apply the passes, and install the code."""
         program = self.program(path, self.capture(path, args, kwargs))
-        result = pipeline.run(program, self.passes)
+        trains = path == "" and self.root.training and torch.is_grad_enabled()
+        example = Example(self.root if trains else None, args, kwargs, self.optimizer, self.device)
+        program = replace(program, metadata={**program.metadata, "example": example})
+        try:
+            result = pipeline.run(program, self.passes)
+        finally:
+            example.release()
         self.seen_whole |= path == ""
         self.before.append(program)
         self.results.append(result)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 
@@ -16,6 +17,10 @@ class Rates:
     bytes: float
     """Memory traffic."""
     source: str
+    draws: float = math.inf
+    """Random numbers, where drawing them takes longer than writing them."""
+    launch: float = 5e-6
+    """Seconds that an operator takes however small it is, to be called from Python."""
 
 
 PEAK_RATES = {
@@ -23,5 +28,7 @@ PEAK_RATES = {
     "a100": Rates(19.5e12, 312e12, 2.039e12, "NVIDIA A100 datasheet, 80GB SXM, without sparsity"),
     "rtx4090": Rates(82.6e12, 165.2e12, 1.008e12, "NVIDIA Ada GPU architecture whitepaper, FP16 with FP32 accumulate"),
     "t4": Rates(8.1e12, 65e12, 0.32e12, "NVIDIA T4 datasheet"),
-    "cpu": Rates(1e12, 1e12, 50e9, "a nominal server core group: 1 TFLOP/s, two DDR4-3200 channels"),
+    "cpu": Rates(
+        100e9, 100e9, 20e9, "a nominal server core, as tests/bench/core_rates.py measures one", draws=125e6, launch=2e-6
+    ),
 }

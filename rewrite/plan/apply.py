@@ -1,0 +1,69 @@
+"""Tag a program with what its pieces are to keep."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from rewrite.plan.curve import Point
+from rewrite.plan.outline import Piece, serving
+from rewrite.plan.tagging import tag
+from rewrite.program import Program, Region
+
+
+@dataclass(frozen=True)
+class Kept:
+    """What several instances of a region keep in common; what they do not is computed again."""
+
+    path: str
+    """Module path of the first of them."""
+    instances: tuple[str, ...]
+    keep: tuple[str, ...]
+    """Names of the nodes whose value is kept."""
+    keep_state: tuple[str, ...]
+    """Names of those of which is kept what the operator saves for itself."""
+    recompute: tuple[str, ...]
+    """Names of all the nodes in recompute segments."""
+
+
+Parts = tuple[tuple[tuple[str, ...], frozenset[str], Point], ...]
+"""For each planned piece of an instance: its nodes, those that run once, and what it keeps."""
+
+
+def apply_points(
+    program: Program, pieces: Sequence[Piece], points: Sequence[Point | None]
+) -> tuple[Program, tuple[Kept, ...]]:
+    """`program`, which may be changed, with each piece tagged to keep what its point says; None leaves it as it is.
+
+    Instances of a region that keep different things get graphs of their own.
+    """
+    parts: dict[str, Parts] = {}
+    for piece, point in zip(pieces, points, strict=True):
+        known = parts.get(piece.instance, ())
+        if point is None or any(names == piece.names for names, _, _ in known):
+            parts.setdefault(piece.instance, known)
+            continue
+        parts[piece.instance] = (*known, (piece.names, piece.once, point))
+    kept: list[Kept] = []
+    regions = serving(program)
+    for region in program.regions:
+        groups: dict[Parts, list[str]] = {}
+        for instance in region.instances:
+            if parts.get(instance) and regions[instance] is region:
+                groups.setdefault(parts[instance], []).append(instance)
+        current = region
+        for group, instances in groups.items():
+            program, taken = program.split(current, tuple(instances))
+            current = next((each for each in program.regions if each.graph is current.graph), taken)
+            kept.append(_tag(taken, group))
+    return program, tuple(kept)
+
+
+def _tag(region: Region, group: Parts) -> Kept:
+    segment, keep, state, recompute = 0, list[str](), list[str](), list[str]()
+    for names, once, point in group:
+        segment = tag(region.graph.nodes, frozenset(names), point, segment, once)
+        keep += sorted(point.keep)
+        state += sorted(point.keep_state)
+        recompute += names
+    return Kept(region.path, region.instances, tuple(keep), tuple(state), tuple(recompute))

@@ -1,0 +1,154 @@
+"""What a piece holds and needs while it runs, found by running it: forward and backward, on fakes, with its tags."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from rewrite.emit.code import compile_graph
+from rewrite.emit.segments import fold_segments
+from rewrite.memory.tracker import Storage, Tracker
+from rewrite.memory.work import Tally
+from rewrite.plan.curve import Point
+from rewrite.plan.outline import Kind
+from rewrite.plan.rerun import ONCE
+from rewrite.plan.stage import Stage
+from rewrite.plan.tagging import tag
+from rewrite.program import Region, copy_graph, value_tensors
+
+
+@dataclass(frozen=True)
+class Footprint:
+    """Bytes of one run of a piece. Its inputs and results are left out: they pass from piece to piece."""
+
+    kept: int = 0
+    """Held from the forward to the backward."""
+    forward: int = 0
+    """The most within the forward."""
+    backward: int = 0
+    """The most within the backward, with what is kept and the gradients of results, inputs and parameters."""
+    holds_inputs: tuple[bool, ...] = ()
+    """For each tensor the piece is given whether its storage is held for the backward."""
+    holds_results: tuple[bool, ...] = ()
+    """The same for each tensor it returns."""
+    seconds: float = 0.0
+    """Of what the backward computes again."""
+
+
+def measure(kind: Kind, point: Point | None, stage: Stage) -> Footprint:
+    """The footprint of pieces of this kind that keep what `point` says, or run as they are for None."""
+    graph = copy_graph(kind.graph)
+    if point is not None:
+        once = {node.name for node in graph.nodes if node.meta.get(ONCE)}
+        tag(graph.nodes, {node.name for node in graph.nodes}, point, 0, once)
+    region = Region("", ("",), type(kind.module).__name__, graph, written_buffers=_written(kind))
+    run = _Run(kind, compile_graph(fold_segments(region), "piece"), stage)
+    footprint = run.footprint()
+    return footprint if point is None else replace(footprint, seconds=point.seconds)
+
+
+def _written(kind: Kind) -> tuple[str, ...]:
+    """Running statistics below the module: the layers that hold them write them in training."""
+    return tuple(path for path, _ in kind.module.named_buffers() if path.rpartition(".")[2] in _STATISTICS)
+
+
+_STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
+
+
+class _Source(torch.autograd.Function):
+    """Gives a tensor a history that holds nothing, so that it lives as long as something holds it."""
+
+    @staticmethod
+    def forward(ctx: Any, leaf: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+        return torch.empty_strided(like.shape, like.stride(), dtype=like.dtype)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> tuple[None, None]:
+        return None, None
+
+
+class _Seed(torch.autograd.Function):
+    """A number whose backward makes a gradient for each tensor, as the pieces after it would hand them over."""
+
+    @staticmethod
+    def forward(ctx: Any, *results: torch.Tensor) -> torch.Tensor:
+        ctx.kinds = [(result.shape, result.dtype) for result in results]
+        return results[0].new_empty(())
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> tuple[torch.Tensor, ...]:
+        return tuple(torch.empty(shape, dtype=dtype) for shape, dtype in ctx.kinds)
+
+
+class _Run:
+    def __init__(self, kind: Kind, function: Any, stage: Stage) -> None:
+        self.kind = kind
+        self.function = function
+        self.tracker: Tracker = stage.tracker(Tally())
+
+    def footprint(self) -> Footprint:
+        parameters = [each for each in self.kind.module.parameters() if each.requires_grad]
+        given = [_fresh(value) for value in self.kind.inputs]
+        watched = [weakref.ref(tensor.untyped_storage()) for tensor in value_tensors(given)]
+        there = [*self.kind.module.parameters(), *self.kind.module.buffers(), *value_tensors(given)]
+        for tensor in there:
+            self.tracker.hold(tensor, "input")
+        outside = {id(self.tracker.owner(tensor)) for tensor in there}
+        del there
+        with torch.enable_grad(), self.tracker:
+            returned = self.function(self.kind.module, *given)
+            tensors = value_tensors(list(returned))
+            results = [self.tracker.owner(tensor) for tensor in tensors]
+            going_on = [value for value, passes in zip(returned, self.kind.passes_on, strict=True) if passes]
+            differentiable = [each for each in value_tensors(going_on) if each.requires_grad]
+            loss = _Seed.apply(*differentiable) if differentiable else None  # type: ignore[no-untyped-call]
+            ended = len(self.tracker.events)
+            del returned, tensors, going_on, differentiable, given
+            holds_inputs = tuple(reference() is not None for reference in watched)
+            holds_results = tuple(result is not None and result.alive for result in results)
+            passing = outside | {id(result) for result in results} | {id(self._owner(loss))}
+            kept = _bytes(self.tracker.alive(), passing)
+            forward = _highest(self.tracker.events[:ended], passing)
+            started = len(self.tracker.events)
+            if loss is not None:
+                loss.backward()
+        backward = kept + _highest(self.tracker.events[started:], passing)
+        for each in parameters:
+            each.grad = None
+        return Footprint(kept, forward, backward, holds_inputs, holds_results)
+
+    def _owner(self, tensor: torch.Tensor | None) -> Storage | None:
+        return None if tensor is None else self.tracker.owner(tensor)
+
+
+def _fresh(value: Any) -> Any:
+    """Inputs of the run's own, not leaves: the step around it would hold a leaf, but not a value that passes."""
+
+    def leaf(tensor: Any) -> Any:
+        if not isinstance(tensor, torch.Tensor):
+            return tensor
+        if not tensor.requires_grad:
+            return tensor.detach().clone()
+        anchor = torch.empty((), requires_grad=True)
+        with torch.enable_grad():
+            return _Source.apply(anchor, tensor.detach())  # type: ignore[no-untyped-call]
+
+    return torch.utils._pytree.tree_map(leaf, value)
+
+
+def _bytes(storages: Sequence[Storage], left_out: set[int]) -> int:
+    return sum(storage.bytes for storage in storages if id(storage) not in left_out)
+
+
+def _highest(events: Sequence[tuple[Storage, int, str]], left_out: set[int]) -> int:
+    level = highest = 0
+    for storage, change, _ in events:
+        if id(storage) in left_out:
+            continue
+        level += change
+        highest = max(highest, level)
+    return highest

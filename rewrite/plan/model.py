@@ -1,0 +1,131 @@
+"""A program as a chain of pieces with their options: all that the choice of what to keep goes by."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from torch import nn
+
+from rewrite.memory.rates import Rates
+from rewrite.memory.timeline import Estimate
+from rewrite.plan.chain import Chain, Link, Value
+from rewrite.plan.curve import Point, curve
+from rewrite.plan.measure import Footprint, measure
+from rewrite.plan.outline import Kind, Outline, Piece, outline
+from rewrite.plan.price import SEGMENT_SECONDS
+from rewrite.plan.stage import Stage, staged
+from rewrite.program import Program
+
+ALWAYS_THERE = ("parameter", "buffer", "input", "optimizer")
+"""Categories of an estimate whose bytes are alive through the whole step."""
+
+
+@dataclass(frozen=True)
+class Options:
+    """What pieces of one kind can keep: for each option the point of the curve, None to run as they are."""
+
+    points: tuple[Point | None, ...]
+    footprints: tuple[Footprint, ...]
+
+
+@dataclass(frozen=True)
+class PlanModel:
+    """The pieces of a program in order, what each can keep, and the chain they form."""
+
+    pieces: tuple[Piece, ...]
+    options: tuple[Options, ...]
+    chain: Chain
+
+    def points(self, choice: Sequence[int]) -> tuple[Point | None, ...]:
+        """What each piece keeps under a choice of options."""
+        return tuple(options.points[option] for options, option in zip(self.options, choice, strict=True))
+
+
+def plan_model(
+    program: Program, root: nn.Module, before: Estimate, device: str, rates: Rates, *, calibrate: bool = False
+) -> PlanModel:
+    """Profile, curve and footprints of each kind of piece of `program`; `before` is its estimate without tags."""
+    with staged(root, device) as stage:
+        found = outline(program, stage, rates)
+        known = {key: _options(kind, stage) for key, kind in found.kinds.items()}
+        gradients = _gradients_left(found, root)
+    options = tuple(known[piece.kind.key] for piece in found.pieces)
+    constant = sum(before.by_category[category] for category in ALWAYS_THERE)
+    chain = Chain(
+        _links(found, options),
+        tuple(Value(each.bytes, each.grad_bytes, each.maker, tuple(each.readers)) for each in found.passing),
+        constant,
+        before.phases.get("optimizer", 0),
+        gradients,
+    )
+    return PlanModel(tuple(found.pieces), options, chain)
+
+
+def _options(kind: Kind, stage: Stage) -> Options:
+    if kind.profile is None:
+        return Options((None,), (Footprint(),))
+    points: list[Point | None] = [None]
+    footprints = [measure(kind, None, stage)]
+    if footprints[0].kept:
+        for point in curve(kind.profile):
+            found = measure(kind, point, stage)
+            seconds = found.seconds + SEGMENT_SECONDS * len(kind.profile.nodes)
+            points.append(point)
+            footprints.append(replace(found, seconds=seconds))
+    kept = [place for place in range(len(points)) if not _worse(place, footprints)]
+    return Options(tuple(points[place] for place in kept), tuple(footprints[place] for place in kept))
+
+
+def _worse(place: int, footprints: Sequence[Footprint]) -> bool:
+    """Whether another option takes no more of anything, and less of something or stands before."""
+    if place == 0:
+        return False
+    mine = _measures(footprints[place])
+    others = [(other, _measures(footprints[other])) for other in range(len(footprints)) if other != place]
+    return any(
+        all(one <= two for one, two in zip(each, mine, strict=True)) and (each != mine or other < place)
+        for other, each in others
+    )
+
+
+def _measures(footprint: Footprint) -> tuple[float, ...]:
+    return (
+        footprint.kept, footprint.forward, footprint.backward, footprint.seconds,
+        *footprint.holds_inputs, *footprint.holds_results,
+    )  # fmt: skip
+
+
+def _links(found: Outline, options: Sequence[Options]) -> tuple[Link, ...]:
+    runs: dict[tuple[str, tuple[str, ...]], int] = {}
+    for piece in found.pieces:
+        runs[piece.instance, piece.names] = runs.get((piece.instance, piece.names), 0) + 1
+    links = []
+    for piece, option in zip(found.pieces, options, strict=True):
+        several = runs[piece.instance, piece.names] > 1
+        tied = f"{piece.instance}:{piece.names[0]}" if several else None
+        links.append(Link(option.footprints, piece.inputs, piece.outputs, tied))
+    return tuple(links)
+
+
+def _gradients_left(found: Outline, root: nn.Module) -> tuple[int, ...]:
+    """For each piece the bytes of the parameter gradients that the pieces after it have made."""
+    left, seen, total = [], set[int](), 0
+    for piece in reversed(found.pieces):
+        left.append(total)
+        for parameter in _parameters(piece, root.get_submodule(piece.instance)):
+            if id(parameter) not in seen and parameter.requires_grad:
+                seen.add(id(parameter))
+                total += parameter.numel() * parameter.itemsize
+    return tuple(reversed(left))
+
+
+def _parameters(piece: Piece, module: nn.Module) -> Iterator[nn.Parameter]:
+    for node in piece.kind.graph.nodes:
+        if node.op == "call_module":
+            yield from module.get_submodule(str(node.target)).parameters()
+        elif node.op == "get_attr":
+            found = operator.attrgetter(str(node.target))(module)
+            if getattr(found, "requires_grad", False):
+                yield found

@@ -1,0 +1,293 @@
+"""A program as the pieces that a step runs, one after another, and the values that pass between them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import fx, nn
+
+from rewrite import calls
+from rewrite.memory.rates import Rates
+from rewrite.plan.pieces import extract, graph_key, narrow_cuts
+from rewrite.plan.profile import Profile, profile_graph
+from rewrite.plan.rerun import is_effect
+from rewrite.plan.stage import Stage, example
+from rewrite.program import Program, Region, value_tensors
+
+
+@dataclass(frozen=True)
+class Kind:
+    """What pieces with equal graphs, layers and inputs share. `graph` and `inputs` are those of the first of them."""
+
+    key: str
+    graph: fx.Graph
+    module: nn.Module
+    inputs: tuple[Any, ...]
+    """Fakes for the graph's placeholders."""
+    profile: Profile | None
+    """None for a piece that cannot be run on fakes by itself: it stays as it is."""
+    results: tuple[Any, ...]
+    """What the graph returned."""
+    passes_on: tuple[bool, ...]
+    """For each result whether something goes on from it: a later piece, or, from the loss, the backward."""
+
+
+@dataclass(frozen=True)
+class Piece:
+    """One run of a part of a region's graph."""
+
+    region: str
+    """Path of the region's first instance."""
+    instance: str
+    names: tuple[str, ...]
+    """The nodes of the region's graph that it consists of."""
+    once: frozenset[str]
+    """Those of them that must not be run again."""
+    kind: Kind
+    inputs: tuple[int, ...]
+    """The `Passing` values that the tensors it reads lie in, by number."""
+    outputs: tuple[int, ...]
+    """The same for the tensors it returns."""
+
+
+@dataclass
+class Passing:
+    """A storage that passes from one piece to others."""
+
+    bytes: int
+    grad_bytes: int
+    """Of the gradient of it, 0 where it needs none."""
+    maker: int | None
+    """Number of the piece that makes it; None for an input of the model."""
+    readers: list[int] = field(default_factory=list)
+
+
+@dataclass
+class Outline:
+    """The pieces in the order in which a forward runs them."""
+
+    pieces: list[Piece] = field(default_factory=list)
+    passing: list[Passing] = field(default_factory=list)
+    kinds: dict[str, Kind] = field(default_factory=dict)
+
+
+def outline(program: Program, stage: Stage, rates: Rates) -> Outline:
+    """Walk the program from its first region, the root, and profile each kind of piece once.
+
+    Without a graph for the root, every block stands by itself.
+    """
+    walk = _Walk(program, stage, rates)
+    if program.regions and not program.regions[0].path:
+        walk.enter(program.regions[0], "", None)
+        return walk.found
+    for path, region in serving(program).items():
+        walk.enter(region, path, None)
+    return walk.found
+
+
+def serving(program: Program) -> dict[str, Region]:
+    """The region that each instance runs in the captured call; a block may have several."""
+    found: dict[str, Region] = {}
+    for region in program.regions:
+        for path in region.instances:
+            if path not in found or (_ran(region, path) and not _ran(found[path], path)):
+                found[path] = region
+    return found
+
+
+def _ran(region: Region, path: str) -> bool:
+    return path in getattr(region.captured, "instances", (region.path,))
+
+
+class _Object:
+    """Stands for an object that holds tensors, such as a key-value cache."""
+
+
+class _Walk:
+    def __init__(self, program: Program, stage: Stage, rates: Rates) -> None:
+        self.stage = stage
+        self.rates = rates
+        self.regions = serving(program)
+        self.opaque = {entry.path for entry in program.opaque}
+        self.found = Outline()
+        self.numbers: dict[int, int] = {}
+        """Storage -> number of the passing value."""
+        self.held: list[Any] = []
+        """Every tensor that passes, so that each storage stays its own."""
+
+    def enter(self, region: Region, instance: str, given: Sequence[Any] | None) -> list[Any]:
+        """The pieces of one run of a region; returns the leaves of its result."""
+        values: dict[fx.Node, Any] = {}
+        placeholders = [node for node in region.graph.nodes if node.op == "placeholder"]
+        for place, node in enumerate(placeholders):
+            value = example(node.meta.get("val")) if given is None else given[place]
+            values[node] = _Object() if node.meta.get("object") else value
+            self._number(values[node], maker=None)
+        calls_inside = {node: path for node in region.graph.nodes if (path := self._called(region, instance, node))}
+        whole = not calls_inside and bool(instance)
+        waiting: list[fx.Node] = []
+        for node in region.graph.nodes:
+            if node.op == "placeholder":
+                continue
+            if node.op == "output":
+                self._close(region, instance, waiting, values, whole=whole)
+                return [_value(leaf, values) for leaf in node.args[0]]
+            if node in calls_inside:
+                self._close(region, instance, waiting, values)
+                values[node] = self._call(calls_inside[node], node, values)
+            elif is_effect(node) or node.meta.get("object"):
+                values[node] = _Object()
+            else:
+                waiting.append(node)
+        return []
+
+    def _called(self, region: Region, instance: str, node: fx.Node) -> str | None:
+        """The path of the instance that a node calls, if it has a graph."""
+        if node.op != "call_module":
+            return None
+        path = f"{instance}.{node.target}".lstrip(".")
+        return path if path in self.regions and path not in self.opaque else None
+
+    def _call(self, path: str, node: fx.Node, values: Mapping[fx.Node, Any]) -> Any:
+        region = self.regions[path]
+        given = fx.map_arg((node.args, node.kwargs), lambda each: values[each])
+        returned = self.enter(region, path, _aligned(region, calls.split(given).leaves))
+        captured = region.captured
+        return returned[0] if captured is None else calls.join(captured.result, returned)
+
+    def _close(
+        self, region: Region, instance: str, waiting: list[fx.Node], values: dict[fx.Node, Any], *, whole: bool = False
+    ) -> None:
+        """Make pieces of the nodes seen since the last call: one of all of them, for a block."""
+        nodes = list(waiting)
+        waiting.clear()
+        for part in [nodes] if whole else narrow_cuts(nodes):
+            if part:
+                self._piece(region, instance, part, values)
+
+    def _piece(self, region: Region, instance: str, nodes: list[fx.Node], values: dict[fx.Node, Any]) -> None:
+        inside = set(nodes)
+        returned = [node for node in nodes if node.op != "get_attr" and any(user not in inside for user in node.users)]
+        once = frozenset(node.name for node in self._once(instance, nodes))
+        graph, sources = extract(nodes, values, returned, once)
+        module = self.stage.root.get_submodule(instance)
+        inputs = tuple(values[node] for node in sources)
+        number = len(self.found.pieces)
+        passes_on = _pass_on(region, returned, inside)
+        kind = self._kind(graph, module, inputs, returned, passes_on)
+        results = _anew(kind, inputs)
+        values.update(zip(returned, results, strict=True))
+        reads = tuple(place for value in inputs for place in self._number(value, None))
+        makes = tuple(place for value in results for place in self._number(value, number))
+        for place in dict.fromkeys(reads):
+            self.found.passing[place].readers.append(number)
+        names = tuple(node.name for node in nodes)
+        self.found.pieces.append(Piece(region.path, instance, names, once, kind, reads, makes))
+
+    def _once(self, instance: str, nodes: Sequence[fx.Node]) -> Iterator[fx.Node]:
+        for node in nodes:
+            opaque = node.op == "call_module" and f"{instance}.{node.target}".lstrip(".") in self.opaque
+            if node.meta.get("hooked") or opaque:
+                yield node
+
+    def _kind(
+        self,
+        graph: fx.Graph,
+        module: nn.Module,
+        inputs: tuple[Any, ...],
+        returned: Sequence[fx.Node],
+        passes_on: tuple[bool, ...],
+    ) -> Kind:
+        key = f"{graph_key(graph, module, inputs)}\n{passes_on}"
+        if key in self.found.kinds:
+            return self.found.kinds[key]
+        profile: Profile | None = None
+        try:
+            profile, results = profile_graph(graph, module, inputs, self.stage, self.rates, passes_on)
+        except Exception:  # noqa: BLE001 - a part that cannot be run by itself, for whatever reason, is left as it is
+            results = tuple(example(node.meta.get("val")) for node in returned)
+        kind = self.found.kinds[key] = Kind(key, graph, module, inputs, profile, results, passes_on)
+        return kind
+
+    def _number(self, value: Any, maker: int | None) -> list[int]:
+        """The numbers of the storages of the tensors in `value`, new ones made by piece `maker`."""
+        found = []
+        for tensor in value_tensors(value):
+            storage = tensor.untyped_storage()
+            place = self.numbers.get(storage._cdata)
+            grad_bytes = tensor.numel() * tensor.itemsize if tensor.requires_grad else 0
+            if place is None:
+                place = self.numbers[storage._cdata] = len(self.found.passing)
+                self.found.passing.append(Passing(storage.nbytes(), 0, maker))
+                self.held.append(tensor)
+            passing = self.found.passing[place]
+            passing.grad_bytes = max(passing.grad_bytes, grad_bytes)
+            found.append(place)
+        return found
+
+
+def _pass_on(region: Region, returned: Sequence[fx.Node], inside: set[fx.Node]) -> tuple[bool, ...]:
+    """For each node whether something goes on from its value. Of what the model returns, only the loss does."""
+    found = []
+    for node in returned:
+        outside = [user for user in node.users if user not in inside]
+        read = any(user.op != "output" and not is_effect(user) for user in outside)
+        ends = any(user.op == "output" for user in outside)
+        found.append(read or (ends and (bool(region.path) or _may_be_loss(node, region))))
+    return tuple(found)
+
+
+def _may_be_loss(node: fx.Node, region: Region) -> bool:
+    """Whether a node that the model returns is one number, or there is no such to differentiate in its place."""
+    leaves = [leaf for each in region.graph.nodes if each.op == "output" for leaf in each.args[0]]
+    numbers = [leaf for leaf in leaves if isinstance(leaf, fx.Node) and _is_number(leaf)]
+    return _is_number(node) or not numbers
+
+
+def _is_number(node: fx.Node) -> bool:
+    value = node.meta.get("val")
+    return isinstance(value, torch.Tensor) and value.ndim == 0 and value.requires_grad
+
+
+def _value(leaf: Any, values: Mapping[fx.Node, Any]) -> Any:
+    return values.get(leaf) if isinstance(leaf, fx.Node) else leaf
+
+
+def _aligned(region: Region, leaves: list[Any]) -> list[Any]:
+    """The leaves of a call for the region's placeholders. An object's content is taken as capture described it."""
+    placeholders = [node for node in region.graph.nodes if node.op == "placeholder"]
+    if len(leaves) == len(placeholders):
+        return leaves
+    described = [example(node.meta.get("val")) for node in placeholders]
+    before = next((place for place, leaf in enumerate(leaves) if isinstance(leaf, _Object)), len(leaves))
+    after = len(leaves) - before - 1
+    if sum(isinstance(leaf, _Object) for leaf in leaves) != 1 or before + after > len(described):
+        return [*leaves[:before], *described[before:]]
+    middle = described[before : len(described) - after]
+    return [*leaves[:before], *middle, *leaves[len(leaves) - after :]]
+
+
+def _anew(kind: Kind, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
+    """What a piece of this kind returns for `inputs`: tensors without history, sharing storages as in its first run."""
+    bases: dict[int, torch.Tensor] = {}
+    for first, given in zip(kind.inputs, inputs, strict=True):
+        for known, tensor in zip(value_tensors(first), value_tensors(given), strict=True):
+            bases.setdefault(known.untyped_storage()._cdata, tensor.detach())
+
+    def leaf(value: Any) -> Any:
+        if not isinstance(value, torch.Tensor):
+            return value
+        storage = value.untyped_storage()
+        base = bases.get(storage._cdata)
+        if base is None:
+            base = bases[storage._cdata] = torch.empty(storage.nbytes() // value.itemsize, dtype=value.dtype)
+        if base.dtype != value.dtype:
+            base = torch.empty(storage.nbytes() // value.itemsize, dtype=value.dtype)
+        made = base.as_strided(value.shape, value.stride(), value.storage_offset())
+        return made.requires_grad_() if value.requires_grad else made
+
+    results: tuple[Any, ...] = torch.utils._pytree.tree_map(leaf, kind.results)
+    return results

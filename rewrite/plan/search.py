@@ -1,0 +1,156 @@
+"""Plan to a byte budget: choose what every block keeps so that the step fits, run the result on fakes, and correct.
+
+Plans come from a ladder: targets for the simulated peak, evenly spaced from that of the untouched program to the lowest
+there is, each with its best plan. The ladder does not depend on the budget. For a budget the first rung is taken, from
+the top, whose plan fits when it is run; rungs that the simulation puts far above the budget are passed over. So a
+smaller budget is never answered by a plan with a larger peak.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from rewrite.errors import BudgetError, InputError
+from rewrite.example import Example
+from rewrite.memory.rates import PEAK_RATES
+from rewrite.memory.timeline import Estimate, Peak
+from rewrite.plan.apply import Kept, apply_points
+from rewrite.plan.chain import Simulation
+from rewrite.plan.model import PlanModel, plan_model
+from rewrite.plan.trial import try_program
+from rewrite.program import Program
+from rewrite.report.sizes import size_text
+
+RUNGS = 96
+"""Targets of the ladder: one takes about a hundredth of what there is to save."""
+TRUST = 0.01
+"""How far above the budget a simulated peak may be, of the budget, for the plan to be run all the same."""
+
+
+@dataclass(frozen=True)
+class KeepPlan:
+    """A program tagged so that a step fits, and what that takes."""
+
+    program: Program
+    kept: tuple[Kept, ...]
+    """What each group of blocks keeps; nothing where a block is left as it is."""
+    budget_bytes: int
+    before: Estimate
+    """Of the program as it was given."""
+    after: Estimate
+    """Of the tagged program: its peak is at most the budget."""
+    seconds: float
+    """Of what the backward computes again, on the device the plan was made for."""
+    rung: int
+    """Place in the ladder; 0 is the program as it was given."""
+
+
+def plan_keep(program: Program, budget_bytes: int, *, profile: str | None = None, calibrate: bool = False) -> KeepPlan:
+    """The plan with the least recompute whose step peaks at no more than `budget_bytes`, as `estimate` counts them.
+
+    `program` is what a pass is given while a model is rewritten. `profile` names the rates that price a recompute
+    (`rewrite.memory.rates.PEAK_RATES`; by default those of the device that bytes are counted for). With `calibrate` the
+    nodes are timed on the device where the model is instead.
+
+    Raises BudgetError when no plan fits, naming the lowest peak there is and what holds it there; InputError for an
+    unknown profile.
+    """
+    example = program.metadata.get("example")
+    if not isinstance(example, Example) or example.root is None:
+        raise InputError(
+            "plan_keep", "the program is not a whole model that is being rewritten", "call it from a pass's apply()"
+        )
+    search = Search(program, example, profile=profile, calibrate=calibrate)
+    return search.plan(budget_bytes)
+
+
+class Search:
+    """The ladder of one program, made as far as budgets ask for it."""
+
+    def __init__(
+        self, program: Program, example: Example, *, profile: str | None = None, calibrate: bool = False
+    ) -> None:
+        device = example.device or "cpu"
+        name = profile or ("cpu" if device == "cpu" else "h100")
+        if name not in PEAK_RATES:
+            raise InputError(f"device profile {name!r}", "it is not known", f"choose one of {', '.join(PEAK_RATES)}")
+        self.program = program
+        self.example = example
+        self.device = device
+        self.rates = PEAK_RATES[name]
+        self.calibrate = calibrate
+        self.before = try_program(program, example)
+        self._model: PlanModel | None = None
+        self._targets: list[int] = []
+        self._plans: dict[int, Simulation] = {}
+        self._tried: dict[tuple[int, ...], tuple[Program, tuple[Kept, ...], Estimate]] = {}
+
+    def plan(self, budget_bytes: int) -> KeepPlan:
+        """The plan for a budget; raises BudgetError."""
+        if self.before.peak_bytes <= budget_bytes:
+            return KeepPlan(self.program, (), budget_bytes, self.before, self.before, 0.0, 0)
+        lowest: tuple[int, Peak] | None = None
+        for rung in range(self._first(budget_bytes), RUNGS + 1):
+            simulated = self._simulated(rung)
+            program, kept, after = self._try(simulated.choice)
+            if after.peak_bytes <= budget_bytes:
+                return KeepPlan(program, kept, budget_bytes, self.before, after, simulated.seconds, rung)
+            if lowest is None or after.peak_bytes < lowest[0]:
+                lowest = (after.peak_bytes, after.peak)
+        assert lowest is not None
+        raise _too_small(budget_bytes, *lowest)
+
+    @property
+    def model(self) -> PlanModel:
+        """The chain of pieces, made when a budget first asks for it."""
+        if self._model is None:
+            assert self.example.root is not None
+            self._model = plan_model(
+                self.program, self.example.root, self.before, self.device, self.rates, calibrate=self.calibrate
+            )
+        return self._model
+
+    def targets(self) -> Sequence[int]:
+        """The simulated peaks of the ladder, from the highest to the lowest."""
+        if not self._targets:
+            chain = self.model.chain
+            untouched = chain.simulate([0] * len(chain.links))
+            lowest = chain.lowest()
+            span = untouched.peak_bytes - lowest.peak_bytes
+            self._targets = [untouched.peak_bytes - span * rung // RUNGS for rung in range(RUNGS + 1)]
+            self._plans = {0: untouched, RUNGS: lowest}
+        return self._targets
+
+    def _first(self, budget_bytes: int) -> int:
+        """The first rung worth running, if the simulation is as far off as it is for the untouched program."""
+        targets = self.targets()
+        off = self.before.peak_bytes - targets[0]
+        bound = budget_bytes * (1 + TRUST)
+        return next((rung for rung in range(1, RUNGS + 1) if targets[rung] + off <= bound), RUNGS)
+
+    def _simulated(self, rung: int) -> Simulation:
+        if rung not in self._plans:
+            found = self.model.chain.best(self.targets()[rung])
+            assert found is not None, "a target above the lowest peak has a plan"
+            self._plans[rung] = found
+        return self._plans[rung]
+
+    def _try(self, choice: tuple[int, ...]) -> tuple[Program, tuple[Kept, ...], Estimate]:
+        if choice not in self._tried:
+            program, kept = apply_points(self.program.copy(), self.model.pieces, self.model.points(choice))
+            self._tried[choice] = program, kept, try_program(program, self.example)
+        return self._tried[choice]
+
+
+def _too_small(budget_bytes: int, lowest_bytes: int, peak: Peak) -> BudgetError:
+    where = f"{peak.phase} of {peak.module_path or 'the model itself'}"
+    largest = ", ".join(
+        f"{held.module_path or held.node} {size_text(held.bytes)} ({held.category})" for held in peak.largest[:3]
+    )
+    return BudgetError(
+        f"budget {size_text(budget_bytes)}",
+        f"the lowest peak that recomputing reaches is {size_text(lowest_bytes)} ({lowest_bytes} bytes), held in the "
+        f"{where}; the largest there: {largest}",
+        f"give at least {lowest_bytes} bytes, a smaller batch, or another pass beside checkpoint",
+    )

@@ -1,0 +1,47 @@
+"""The rates of one core, as `PEAK_RATES["cpu"]` has them: run `OMP_NUM_THREADS=1 python -m tests.bench.core_rates`."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from functools import partial
+
+import torch
+from torch.nn import functional
+
+REPETITIONS = 9
+SIZES = ((1024, 128), (2048, 256), (512, 768))
+"""Rows and width of the activations of a small, a middle and a wide transformer."""
+
+
+def seconds(run: Callable[[], object]) -> float:
+    """The least CPU time of this thread that `run` took."""
+    run()
+    best = float("inf")
+    for _ in range(REPETITIONS):
+        started = time.thread_time()
+        run()
+        best = min(best, time.thread_time() - started)
+    return best
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    for rows, width in SIZES:
+        narrow, wide = torch.randn(rows, width), torch.randn(rows, 4 * width)
+        weight = torch.randn(4 * width, width)
+        flops = 2 * rows * width * 4 * width / seconds(partial(functional.linear, narrow, weight))
+        moved = {
+            "add": 3 * wide.nbytes / seconds(partial(torch.add, wide, wide)),
+            "gelu": 2 * wide.nbytes / seconds(partial(functional.gelu, wide)),
+            "layer_norm": 2 * wide.nbytes / seconds(partial(functional.layer_norm, wide, wide.shape[1:])),
+        }
+        draws = wide.numel() / seconds(partial(torch.Tensor.bernoulli_, torch.empty_like(wide), 0.9))
+        shown = ", ".join(f"{name} {rate / 1e9:.1f} GB/s" for name, rate in moved.items())
+        print(f"{rows}x{width}: linear {flops / 1e9:.0f} GFLOP/s, {shown}, {draws / 1e6:.0f} M draws/s")
+    small = torch.randn(8)
+    print(f"smallest operator: {seconds(partial(torch.add, small, small)) * 1e6:.2f} us")
+
+
+if __name__ == "__main__":
+    main()
