@@ -3,5 +3,6 @@
 from __future__ import annotations
 
 from passes.checkpoint import Checkpoint as Checkpoint
+from passes.chunk_loss import ChunkLoss as ChunkLoss
 
-__all__ = ["Checkpoint"]
+__all__ = ["Checkpoint", "ChunkLoss"]

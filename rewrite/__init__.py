@@ -24,10 +24,14 @@ if TYPE_CHECKING:
     from rewrite.contract import Pass as Pass
     from rewrite.contract import PassResult as PassResult
     from rewrite.contract import Refusal as Refusal
+    from rewrite.deferred import autocast_now as autocast_now
+    from rewrite.deferred import deferred as deferred
+    from rewrite.deferred import dropped as dropped
     from rewrite.diff.model import GraphDiff as GraphDiff
     from rewrite.errors import BudgetError as BudgetError
     from rewrite.errors import CaptureError as CaptureError
     from rewrite.errors import ContractError as ContractError
+    from rewrite.errors import DeferredError as DeferredError
     from rewrite.errors import InputError as InputError
     from rewrite.errors import ModelError as ModelError
     from rewrite.errors import PassError as PassError
@@ -47,6 +51,7 @@ if TYPE_CHECKING:
     from rewrite.selectors import matches as matches
     from rewrite.tags import KEEP as KEEP
     from rewrite.tags import KEEP_STATE as KEEP_STATE
+    from rewrite.tags import ORIGIN as ORIGIN
     from rewrite.tags import RECOMPUTE as RECOMPUTE
     from rewrite.verify import verify as verify
 
@@ -55,16 +60,17 @@ _HOMES = {
     "rewrite.certificate": ("Certificate",),
     "rewrite.contract": ("Change", "Numerics", "Pass", "PassResult", "Refusal"),
     "rewrite.errors": (
-        "BudgetError", "CaptureError", "ContractError", "InputError", "ModelError", "PassError", "RecomputeError",
-        "RewriteError", "SelectorError", "SpecError", "VerifyError",
+        "BudgetError", "CaptureError", "ContractError", "DeferredError", "InputError", "ModelError", "PassError",
+        "RecomputeError", "RewriteError", "SelectorError", "SpecError", "VerifyError",
     ),
+    "rewrite.deferred": ("autocast_now", "deferred", "dropped"),
     "rewrite.diff.model": ("GraphDiff",),
     "rewrite.memory.timeline": ("Estimate",),
     "rewrite.plan.search": ("KeepPlan", "plan_keep"),
     "rewrite.program": ("Opaque", "Program", "Region"),
     "rewrite.report.sizes": ("parse_bytes", "size_text"),
     "rewrite.selectors": ("matches",),
-    "rewrite.tags": ("KEEP", "KEEP_STATE", "RECOMPUTE"),
+    "rewrite.tags": ("KEEP", "KEEP_STATE", "ORIGIN", "RECOMPUTE"),
     "rewrite.verify": ("verify",),
 }  # fmt: skip
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}

@@ -75,6 +75,13 @@ class Pass(abc.ABC):
     def apply(self, program: Program) -> PassResult:
         """Tag `program` and say what was done. Raises `PassError` for options that do not fit the program."""
 
+    def offers(self, program: Program) -> Sequence[Pass]:
+        """Passes of this kind that the planner should try on `program`, with options that suit it; cheap to find.
+
+        None by default: a pass then runs only where it is named.
+        """
+        return ()
+
     def __str__(self) -> str:
         """The spec text that parses back to this pass."""
         return render_pass(self)

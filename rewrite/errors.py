@@ -90,3 +90,9 @@ class RecomputeError(RewriteError, RuntimeError):
     """A recompute in the backward cannot give what the forward gave, such as after a weight changed in between."""
 
     exit_code = 3
+
+
+class DeferredError(RewriteError, RuntimeError):
+    """A value that is computed when it is read cannot be had any more, or was dropped."""
+
+    exit_code = 3

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
-from torch import fx
+from torch import fx, nn
 
 from rewrite.tags import ORIGIN as ORIGIN
 from rewrite.tags import RECOMPUTE as RECOMPUTE
@@ -50,6 +50,10 @@ class Region:
 
     def nodes(self) -> Iterator[fx.Node]:
         return iter(self.graph.nodes)
+
+    def called(self, node: fx.Node) -> nn.Module:
+        """The module that a `call_module` node calls, of the first instance; it is not to be run or changed."""
+        return self.captured.module.get_submodule(str(node.target))  # type: ignore[no-any-return]
 
     def segments(self) -> Mapping[int, tuple[fx.Node, ...]]:
         """The recompute segments, each in graph order."""

@@ -42,8 +42,10 @@ def test_exit_codes_are_those_of_the_command_line() -> None:
         "InputError": 2,
         "VerifyError": 3,
         "RecomputeError": 3,
+        "DeferredError": 3,
     }
 
 
 def test_recompute_error_is_the_runtime_error_eager_autograd_raises() -> None:
     assert issubclass(errors.RecomputeError, RuntimeError)
+    assert issubclass(errors.DeferredError, RuntimeError)

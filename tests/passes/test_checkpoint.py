@@ -343,8 +343,8 @@ def test_blocks_that_pass_a_cache_are_taken_one_by_one() -> None:
     assert [(refusal.path, refusal.reason) for refusal in result.refusals] == [
         (
             "layers.0",
-            "no graph calls several of these blocks in a row without passing them a cache; each is recomputed by "
-            "itself: turn the cache off (use_cache=False) to have segments of several",
+            "recomputed by itself, as it is given a cache: turn the cache off (use_cache=False) to have segments of "
+            "several blocks",
         )
     ]
     assert {path for change in result.changes for path in change.instances} == {f"layers.{index}" for index in range(3)}
