@@ -14,8 +14,6 @@ from rewrite import runtime
 from rewrite.capture.captured import fills_late
 from rewrite.emit.code import compile_graph
 from rewrite.program import Region, value_tensors
-from rewrite.recompute import nesting
-from rewrite.recompute.demand import run_planned
 from rewrite.recompute.plan import Place, Plan, Step
 from rewrite.tags import KEEP, KEEP_STATE
 
@@ -29,29 +27,27 @@ VIEWS = frozenset({
 
 def can_plan(region: Region, group: Sequence[fx.Node], mutated_inputs: Sequence[int]) -> bool:
     """Whether values of the segment can be had one by one. Otherwise it is recomputed whole."""
-    if mutated_inputs:
+    if mutated_inputs or _changes_buffers(region, group):
         return False
     return not any(node.meta.get("block") or fills_late(node) or node.target in SPANS for node in group)
 
 
-@dataclass(frozen=True)
-class Planned:
-    """A segment in a graph: runs as it is, or so that its values are recomputed."""
-
-    plan: Plan
-
-    def __call__(self, module: nn.Module, *inputs: Any) -> tuple[Any, ...]:
-        if not torch.is_grad_enabled() or nesting.in_first_run():
-            return self.plan.forward(module, *inputs)
-        return run_planned(self.plan, module, inputs)
-
-
 def plan_segment(
     region: Region, group: Sequence[fx.Node], inputs: Sequence[fx.Node], outputs: Sequence[fx.Node]
-) -> Planned:
+) -> Plan:
     """The code of a segment, with what is to be kept of it told by its tags."""
-    segment = _Segment(region, tuple(group), tuple(inputs), tuple(outputs))
-    return Planned(segment.plan())
+    return _Segment(region, tuple(group), tuple(inputs), tuple(outputs)).plan()
+
+
+def _changes_buffers(region: Region, group: Sequence[fx.Node]) -> bool:
+    """Whether the graph itself, not a layer it calls, writes to an attribute: the next forward writes there too."""
+    attributes = {source for node in group for source in node.all_input_nodes if source.op == "get_attr"}
+    held = {storage for node in attributes for storage in _storages(node)}
+    by_name = {node.name: node for node in region.graph.nodes}
+    written = {name for node in group for name in node.meta.get("writes", ())}
+    if held & {storage for name in written for storage in _storages(by_name[name])}:
+        return True
+    return any(str(node.target) in region.written_buffers for node in attributes)
 
 
 @dataclass
@@ -112,7 +108,7 @@ class _Segment:
     def _repeats(self, node: fx.Node, written: set[fx.Node]) -> bool:
         if not value_tensors(node.meta.get("val")):
             return False
-        return not (node in written and not self.is_view(node)) and node.target is not setattr
+        return not node.meta.get("writes") and (node not in written or self.is_view(node))
 
     def _homes(self, node: fx.Node) -> list[fx.Node]:
         """The nodes of the segment in whose storage the node's value lies."""

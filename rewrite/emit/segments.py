@@ -11,9 +11,10 @@ from torch import fx
 from rewrite import runtime
 from rewrite.capture.captured import fills_late
 from rewrite.emit.code import compile_graph
-from rewrite.emit.planned import can_plan, fills_late, owners_of, plan_segment, written_buffers
+from rewrite.emit.planned import can_plan, owners_of, plan_segment, written_buffers
 from rewrite.errors import ContractError
 from rewrite.program import Region, value_tensors
+from rewrite.recompute.segment import Planned
 from rewrite.recompute.whole import Recomputed
 from rewrite.tags import KEEP, RECOMPUTE
 
@@ -80,10 +81,9 @@ def _call_segment(
     outputs = [node for node in group if any(user not in inside for user in node.users)]
     mutated = _mutated(region, group, inputs)
     number = group[0].meta[RECOMPUTE]
+    segment: Any = _whole(region, group, inputs, outputs, attributes, mutated)
     if can_plan(region, group, mutated):
-        segment: Any = plan_segment(region, group, inputs, outputs)
-    else:
-        segment = _whole(region, group, inputs, outputs, attributes, mutated)
+        segment = Planned(plan_segment(region, group, inputs, outputs), segment)
     call = folded.call_function(runtime.Named(segment, f"recompute_{number}"), (module, *[made[n] for n in inputs]))
     for index, node in enumerate(outputs):
         made[node] = folded.create_node("call_function", operator.getitem, (call, index), name=node.name)

@@ -1,4 +1,7 @@
-"""Recompute inside recompute: what an outer segment will run again need not be recomputed by itself the first time."""
+"""Recompute inside recompute: within a segment that is recomputed whole, inner segments are too.
+
+Torch's checkpoint counts what is saved inside it, and nests in itself alone.
+"""
 
 from __future__ import annotations
 
@@ -8,22 +11,22 @@ from collections.abc import Iterator
 
 
 class _Local(threading.local):
-    first = False
+    within = False
 
 
 _local = _Local()
 
 
-def in_first_run() -> bool:
-    """Whether an outer segment is in its forward: its own hooks drop whatever is saved inside."""
-    return _local.first
+def within_whole() -> bool:
+    """Whether a segment that is recomputed whole is running, for the first time or again."""
+    return _local.within
 
 
 @contextlib.contextmanager
-def first_run() -> Iterator[None]:
-    """The forward of a segment that will be run again as a whole."""
-    before, _local.first = _local.first, True
+def whole_segment() -> Iterator[None]:
+    """The run of a segment that is recomputed whole."""
+    before, _local.within = _local.within, True
     try:
         yield
     finally:
-        _local.first = before
+        _local.within = before

@@ -40,7 +40,7 @@ class Recomputed:
     """Whether the recompute must run to its end: some kernels (rrelu) fill what they save after saving it."""
 
     def __call__(self, module: nn.Module, *inputs: Any) -> tuple[Any, ...]:
-        if not torch.is_grad_enabled() or nesting.in_first_run():
+        if not torch.is_grad_enabled():
             return self.forward(module, *inputs)[: self.results]
         return recompute(self, module, inputs)
 
@@ -81,7 +81,7 @@ class _Run:
         if self.first:
             self.first = False
             given = [self.changing.pop(place, value) for place, value in enumerate(inputs)]
-            with nesting.first_run():
+            with nesting.whole_segment():
                 returned = self.segment.forward(self.module, *given)
             self.kept = [_detached(value) for value in returned[self.segment.results :]]
             return returned[: self.segment.results]
@@ -90,7 +90,7 @@ class _Run:
         given = list(inputs)
         for place, original in self.originals.items():
             given[place] = original.detach().requires_grad_(self.need_grad[place]).clone()
-        with buffers_as(self.module, self.buffers):
+        with buffers_as(self.module, self.buffers), nesting.whole_segment():
             return self.segment.again(self.module, *given, *map(_given, self.kept))
 
     def _check_inputs(self) -> None:
