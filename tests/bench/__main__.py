@@ -1,6 +1,6 @@
-"""The benchmark: `python -m tests.bench peers`, `python -m tests.bench untouched`. Machines are noisy: see its pairs.
+"""The benchmark: `python -m tests.bench peers`, `python -m tests.bench untouched`; `--help` tells the rest.
 
-peers      memory and time of a training step, for models by methods; see --help
+peers      memory and time of a training step, for models by methods
 untouched  what a captured graph without passes costs over eager, on short steps
 """
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from rewrite import InputError
 from tests.bench.methods import OURS
@@ -40,7 +41,7 @@ def draw(rows: Sequence[Row], path: Path) -> None:
     figure.savefig(path, dpi=DOTS_PER_INCH, format="png")
 
 
-def _draw_model(panel, model: str, rows: Sequence[Row]) -> None:  # type: ignore[no-untyped-def]
+def _draw_model(panel: Any, model: str, rows: Sequence[Row]) -> None:
     panel.set(title=model, xlabel="peak above parameters, of eager's", ylabel="CPU time of a step, of eager's")
     panel.grid(alpha=0.3)
     for label, color, mine in (("others", "tab:gray", False), ("this project", "tab:blue", True)):

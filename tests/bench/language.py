@@ -8,8 +8,10 @@ import transformers as hf
 from tests.bench.workload import Head, Workload
 
 
-def bert_like(layers: int = 12, width: int = 256, length: int = 256, batch: int = 8) -> Workload:
-    """A classifier with dropout 0.1 and attention written out."""
+def bert_like(
+    layers: int = 12, width: int = 256, length: int = 256, batch: int = 8, attention: str = "eager"
+) -> Workload:
+    """A classifier with dropout 0.1, its attention written out."""
     torch.manual_seed(0)
     config = hf.BertConfig(
         num_hidden_layers=layers,
@@ -17,7 +19,7 @@ def bert_like(layers: int = 12, width: int = 256, length: int = 256, batch: int 
         num_attention_heads=4,
         intermediate_size=4 * width,
         vocab_size=1000,
-        attn_implementation="eager",
+        attn_implementation=attention,
         problem_type="single_label_classification",  # set in the first forward otherwise: compiled twice
     )
     model = hf.BertForSequenceClassification(config)
@@ -37,7 +39,7 @@ def llama_like(
         hidden_size=width,
         num_attention_heads=4,
         num_key_value_heads=4,
-        intermediate_size=704,
+        intermediate_size=11 * width // 4,
         vocab_size=vocabulary,
         max_position_embeddings=length,
         use_cache=False,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+from collections.abc import Callable
 
 from tests.bench.workload import Workload
 
@@ -60,8 +61,12 @@ def parts(method: str) -> list[tuple[str, str]]:
     return named
 
 
-def apply(method: str, workload: Workload) -> None:
-    """Change `workload` so that its steps run under `method`. Raises UnavailableError where it has no place."""
-    for name, argument in parts(method):
-        home, function = PARTS[name]
-        getattr(importlib.import_module(f"tests.bench.{home}"), function)(workload, argument)
+def changes(method: str) -> list[Callable[[Workload], None]]:
+    """What makes the steps of a workload run under `method`; each raises UnavailableError where it has no place."""
+    return [_change(name, argument) for name, argument in parts(method)]
+
+
+def _change(name: str, argument: str) -> Callable[[Workload], None]:
+    home, function = PARTS[name]
+    apply = getattr(importlib.import_module(f"tests.bench.{home}"), function)
+    return lambda workload: apply(workload, argument)

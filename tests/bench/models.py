@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from tests.bench.workload import Workload
 
@@ -15,7 +16,7 @@ class Entry:
 
     home: str
     builder: str
-    sizes: Mapping[str, int] = field(default_factory=dict)
+    sizes: Mapping[str, Any] = field(default_factory=dict)
 
     def build(self) -> Workload:
         built = getattr(importlib.import_module(f"tests.bench.{self.home}"), self.builder)(**self.sizes)
@@ -36,9 +37,9 @@ MODELS: dict[str, Entry] = {
 }
 """What `peers` runs unless told otherwise."""
 
-NARROW = {"width": 128, "length": 128, "batch": 4}
+NARROW = {"layers": 12, "width": 128, "length": 128, "batch": 4}
 UNTOUCHED: dict[str, Entry] = {
-    "bert-narrow": Entry("language", "bert_like", NARROW),
+    "bert-narrow": Entry("language", "bert_like", {**NARROW, "attention": "sdpa"}),
     "llama-narrow": Entry("language", "llama_like", {**NARROW, "vocabulary": 1000}),
     "gpt2-narrow": Entry("language", "gpt2_like", {**NARROW, "vocabulary": 1000}),
 }

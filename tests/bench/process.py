@@ -5,7 +5,6 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
-import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
@@ -16,6 +15,7 @@ Result = TypeVar("Result")
 
 QUIET = {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "TRANSFORMERS_VERBOSITY": "error"}
 REASON_LENGTH = 200
+GOODBYE_SECONDS = 20
 
 
 @dataclass(frozen=True)
@@ -42,6 +42,7 @@ def in_own_process(
         if not here.poll(seconds):
             return Failure(f"took longer than {seconds:.0f} s")
         answer: Result | Failure = here.recv()
+        process.join(GOODBYE_SECONDS)
         return answer
     except EOFError:
         process.join()
@@ -53,7 +54,9 @@ def in_own_process(
 
 
 def _answer(connection: Connection, function: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
-    warnings.simplefilter("ignore")
+    silence = os.open(os.devnull, os.O_WRONLY)
+    for stream in (1, 2):  # libraries warn and log there; the answer goes through the connection
+        os.dup2(silence, stream)
     import torch
 
     torch.set_num_threads(1)

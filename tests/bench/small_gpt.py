@@ -94,7 +94,7 @@ def small_gpt(
     )
 
 
-def plain_blocks(layers: int = 12, width: int = 256, heads: int = 4, length: int = 384, batch: int = 1) -> Workload:
+def plain_blocks(layers: int = 12, width: int = 256, heads: int = 4, length: int = 576, batch: int = 1) -> Workload:
     torch.manual_seed(0)
     model = PlainBlocks(layers, width, heads)
     feed_forwards = [(block.feed_forward, "forward") for block in model.blocks]

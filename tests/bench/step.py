@@ -7,10 +7,11 @@ import time
 from dataclasses import dataclass
 
 import torch
-from torch.utils.flop_counter import FlopCounterMode, sdpa_backward_flop_count, sdpa_flop_count
+import torch._dynamo  # imported by the first checkpoint otherwise, as if that took time to prepare
 
 from tests.bench import account
-from tests.bench.methods import apply
+from tests.bench.flops import step_flops
+from tests.bench.methods import changes
 from tests.bench.models import Entry
 from tests.bench.resident_set import resident_rise_bytes
 from tests.bench.workload import SEED, Workload
@@ -68,9 +69,10 @@ class State:
 
 def measure(entry: Entry, method: str) -> Measured:
     """Run `method` on the model for some steps."""
-    workload = entry.build()
+    workload, applied = entry.build(), changes(method)
     started = time.process_time()
-    apply(method, workload)
+    for change in applied:
+        change(workload)
     loss = workload.step()
     first = time.process_time() - started
     state = _state(workload, loss)
@@ -79,7 +81,7 @@ def measure(entry: Entry, method: str) -> Measured:
     workload.step()
     preparation = max(0.0, first - (time.process_time() - started))
     memory = measure_memory(workload)
-    flops = measure_flops(workload)
+    flops = step_flops(workload.step)
     del workload
     return Measured(memory, flops, preparation, compare(state, eager_state(entry)))
 
@@ -103,19 +105,6 @@ def measure_memory(workload: Workload) -> Memory:
         gradient_bytes=sum(gradient.untyped_storage().nbytes() for gradient in gradients),
         resident_set_rise_bytes=rise,
     )
-
-
-def measure_flops(workload: Workload) -> int:
-    """By FlopCounterMode, which knows attention on GPUs only; the same formulas serve the CPU's."""
-    attention = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
-    attention_backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
-    formulas = {
-        attention: lambda query, key, value, *_, **__: sdpa_flop_count(query, key, value),
-        attention_backward: lambda *shapes, **_: sdpa_backward_flop_count(*shapes[:4]),
-    }
-    with FlopCounterMode(display=False, custom_mapping=formulas) as counter:
-        workload.step()
-    return int(counter.get_total_flops())
 
 
 def eager_state(entry: Entry) -> State:
@@ -147,7 +136,9 @@ def relative_error(values: dict[str, torch.Tensor], expected: dict[str, torch.Te
     """Norm of the difference over the norm of `expected`, in float64."""
     if values.keys() != expected.keys():
         return float("inf")
-    difference = sum(float((values[name].double() - wanted.double()).square().sum()) for name, wanted in expected.items())
+    difference = sum(
+        float((values[name].double() - wanted.double()).square().sum()) for name, wanted in expected.items()
+    )
     norm = sum(float(wanted.double().square().sum()) for wanted in expected.values())
     if difference == 0:
         return 0.0

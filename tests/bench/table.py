@@ -12,13 +12,13 @@ from tests.bench.results import Row
 from tests.bench.step import Measured
 
 COLUMNS = (
-    "method", "peak", "of eager", "smaller", "time", "activations", "saved", "process", "work", "preparation",
+    "method", "peak", "of eager", "smaller", "time", "activations", "saved", "resident set", "work", "preparation",
     "gradients", "buffers",
 )  # fmt: skip
 EXPLAINED = (
     "peak: allocator, above parameters, gradients included; activations: above the gradients too; saved: left by the "
-    "forward; process: what the resident set rose by; time: CPU time of a step to eager's, median of pairs; work: "
-    "floating point operations; gradients, buffers: relative L2 difference from eager's"
+    "forward; resident set: what it rose by; time: CPU time of a step to eager's, median of pairs (eager's own row is "
+    "the noise); work: floating point operations; gradients, buffers: relative L2 difference from eager's"
 )
 
 
@@ -45,7 +45,7 @@ def _cells(row: Row, measured: Measured) -> list[str]:
         size_text(memory.peak_bytes),
         f"{ratio:.3f}" if ratio else "",
         f"{1 / ratio:.2f}x" if ratio else "",
-        f"{row.time.ratio:.2f}x" if row.time else "",
+        f"{row.time.ratio:.3f}x" if row.time else "",
         size_text(memory.activation_peak_bytes),
         size_text(memory.saved_bytes),
         "" if rise is None else size_text(rise),

@@ -8,7 +8,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from tests.bench.methods import apply
+from tests.bench.methods import changes
 from tests.bench.models import Entry
 from tests.bench.workload import Workload
 
@@ -32,7 +32,8 @@ class Time:
 def time_beside_eager(entry: Entry, method: str, repetitions: int) -> Time:
     """Pairs of steps, the first of a pair being eager's and the method's in turn."""
     eager, other = entry.build(), entry.build()
-    apply(method, other)
+    for change in changes(method):
+        change(other)
     for _ in range(WARM_UP):
         eager.step()
         other.step()

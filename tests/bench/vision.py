@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 
 import torch
@@ -71,7 +72,7 @@ class UNet(nn.Module):
     def __init__(self, channels: Sequence[int]) -> None:
         super().__init__()
         self.stem = nn.Conv2d(3, channels[0], 3, 1, 1)
-        pairs = list(zip(channels, channels[1:], strict=False))
+        pairs = list(itertools.pairwise(channels))
         self.down = nn.ModuleList([ConvBlock(inside, outside) for inside, outside in pairs])
         self.middle = ConvBlock(channels[-1], channels[-1])
         self.up = nn.ModuleList([ConvBlock(2 * outside, inside) for inside, outside in reversed(pairs)])
@@ -89,14 +90,14 @@ class UNet(nn.Module):
         return functional.mse_loss(self.head(x), targets)
 
 
-def resnet_like(channels: Sequence[int] = (64, 128, 256, 512), side: int = 112, batch: int = 4) -> Workload:
+def resnet_like(channels: Sequence[int] = (64, 128, 256, 512), side: int = 144, batch: int = 4) -> Workload:
     torch.manual_seed(0)
     model = ResNet(channels, classes=100)
     inputs = {"images": torch.randn(batch, 3, side, side), "labels": torch.randint(0, 100, (batch,))}
     return Workload(model, inputs, blocks=list(model.blocks))
 
 
-def unet_like(channels: Sequence[int] = (32, 64, 128, 256, 512), side: int = 64, batch: int = 1) -> Workload:
+def unet_like(channels: Sequence[int] = (32, 64, 128, 256, 512), side: int = 112, batch: int = 1) -> Workload:
     torch.manual_seed(0)
     model = UNet(channels)
     images = torch.randn(batch, 3, side, side)

@@ -57,7 +57,7 @@ class Workload:
         self.model.zero_grad(set_to_none=True)
         torch.manual_seed(SEED)
         loss = self.forward()
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss.backward()
         return loss.detach()
 
     def gradients(self) -> list[torch.Tensor]:
