@@ -86,8 +86,7 @@ def measured(chosen: argparse.Namespace) -> list[Row]:
 
 
 def _tell(model: str, method: str) -> None:
-    if sys.stderr.isatty():
-        print(f"{model}: {method}", file=sys.stderr)
+    print(f"{model}: {method}", file=sys.stderr)
 
 
 def finite(value: Any) -> Any:
