@@ -20,11 +20,6 @@ if TYPE_CHECKING:
     from rewrite import Program, Region
 
 POLICIES = ("blocks", "sqrt")
-ALONE = (
-    "no graph calls several of these blocks in a row without passing them a cache; each is recomputed by itself: turn "
-    "the cache off (use_cache=False) to have segments of several"
-)
-"""Why policy `sqrt` takes blocks one by one."""
 
 
 @dataclass(frozen=True)
@@ -51,6 +46,8 @@ class Checkpoint(Pass):
         if self.every > 1 and (self.policy != "blocks" or self.select is not None):
             cause = "`every` counts blocks: it goes with policy=blocks and without `select`"
             raise PassError("checkpoint", cause, "leave one of them out")
+        if self.select is not None and not self.select:
+            raise PassError("checkpoint{select=}", "it names no module", "name module paths, or leave `select` out")
 
     def apply(self, program: Program) -> PassResult:
         """Tag the nodes to recompute; nodes that are tagged already stay as they are."""
@@ -66,7 +63,7 @@ class Checkpoint(Pass):
             reason = (
                 "the model has no stack of repeated blocks with a graph; use policy=sqrt, or name modules with select="
             )
-            return PassResult(program, False, refusals=(Refusal("", reason),) if _is_whole(program) else ())
+            return PassResult(program, False, refusals=(Refusal("", reason),) if _is_first(program) else ())
         wanted = {path for stack in _stacks(blocks).values() for path in stack[:: self.every]}
         tags = Tags(program)
         return _result(_tag_instances(program, wanted, tags), tags)
@@ -83,7 +80,7 @@ class Checkpoint(Pass):
                 if tags.tag(part, parts, summary):
                     program = apart
         missing = [pattern for pattern in patterns if pattern not in found]
-        if missing and _is_whole(program):
+        if missing and _is_first(program):
             raise SelectorError(
                 f"checkpoint{{select={missing[0]}}}",
                 "it matches no module that a graph of the model runs",
@@ -96,9 +93,9 @@ def _result(program: Program, tags: Tags) -> PassResult:
     return PassResult(program, bool(tags.changes), tuple(tags.changes), tuple(tags.refusals))
 
 
-def _is_whole(program: Program) -> bool:
-    """Whether the program is a whole model's, rather than one block's that met a new kind of call."""
-    return not program.regions or not program.regions[0].path
+def _is_first(program: Program) -> bool:
+    """Whether the program is the whole model's; a later kind of call need not run everything that is wanted."""
+    return bool(program.metadata.get("first", True))
 
 
 def _chosen(patterns: Sequence[str], region: Region, program: Program) -> list[tuple[dict[str, str], list[str]]]:
@@ -189,9 +186,10 @@ class _Segments:
             for group in self._balanced(units):
                 self._tag_span(region, group)
         if alone:
-            tags.refusals.append(Refusal(min(alone, key=_natural), ALONE))
+            causes = {self._why_alone(path): path for path in sorted(alone, key=_natural, reverse=True)}
+            tags.refusals += [Refusal(path, f"recomputed by itself, as {cause}") for cause, path in causes.items()]
             program = _tag_instances(program, alone, tags)
-        if not tags.changes and not tags.refusals and _is_whole(program):
+        if not tags.changes and not tags.refusals and _is_first(program):
             reason = "the model's graph calls too few modules in a row to make segments of; name modules with select="
             tags.refusals.append(Refusal("", reason))
         return _result(program, tags)
@@ -201,11 +199,23 @@ class _Segments:
         if region.path in self.blocks:
             return []
         called = [node for node in region.nodes() if node.op == "call_module" and not node.meta.get("hooked")]
-        called = [node for node in called if called_path(region, node) not in self.tags.opaque]
+        called = [node for node in called if called_path(region, node) not in self.tags.once]
         blocks = [node for node in called if called_path(region, node) in self.blocks]
         if self.blocks:
             return [node for node in blocks if not takes_object(node)]
         return called if len(called) >= 4 else []
+
+    def _why_alone(self, path: str) -> str:
+        """Why a block is in no segment of several."""
+        if path in self.tags.once:
+            return "a module in it has no graph, and its own Python must run once"
+        graphs = self.program.regions
+        calls = [node for region in graphs for node in region.nodes() if called_path(region, node) == path]
+        if any(node.meta.get("hooked") for node in calls):
+            return "its hooks, or those of a module in it, must fire once"
+        if any(map(takes_object, calls)):
+            return "it is given a cache: turn the cache off (use_cache=False) to have segments of several blocks"
+        return "no graph calls several of these blocks in a row"
 
     def _balanced(self, units: list[Node]) -> list[list[Node]]:
         """Consecutive groups of about equal weight, as many as the square root of their number."""

@@ -28,7 +28,8 @@ class Tags:
     """Tags nodes of one program, and gathers what was done and what was not."""
 
     def __init__(self, program: Program) -> None:
-        self.opaque = {entry.path for entry in program.opaque}
+        self.once = {path for entry in program.opaque for path in _lineage(entry.path)}
+        """Modules without a graph, and those that hold one: their own Python must run once."""
         self.changes: list[Change] = []
         self.refusals: list[Refusal] = []
 
@@ -75,7 +76,14 @@ class Tags:
     def _may_run_twice(self, region: Region, node: Node) -> bool:
         if node.op in ("placeholder", "output", "get_attr") or RECOMPUTE in node.meta or node.meta.get("hooked"):
             return False
-        return not is_effect(node) and not (node.op == "call_module" and called_path(region, node) in self.opaque)
+        return not is_effect(node) and not (node.op == "call_module" and called_path(region, node) in self.once)
+
+
+def _lineage(path: str) -> Iterator[str]:
+    """A module path and those of the modules around it."""
+    while path:
+        yield path
+        path = path.rpartition(".")[0]
 
 
 def _matters(node: Node) -> bool:

@@ -72,6 +72,8 @@ class Program:
     opaque: tuple[Opaque, ...] = ()
     root_class: str = ""
     metadata: Mapping[str, Any] = field(default_factory=dict)
+    """`blocks`: paths of the repeated blocks. `first`: whether this is the whole model, captured for the first time,
+    rather than what a later kind of call runs of it."""
 
     def region(self, path: str) -> Region:
         """The region that serves the module at `path`; raises KeyError."""
