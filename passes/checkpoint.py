@@ -1,7 +1,8 @@
 """Drop activations after the forward and compute them again in the backward.
 
 `policy=blocks` recomputes each repeated block from its inputs; `policy=sqrt` recomputes segments of about
-square-root of the depth blocks (Chen et al. 2016, "Training Deep Nets with Sublinear Memory Cost", section 4).
+square-root of the depth blocks (Chen et al. 2016, "Training Deep Nets with Sublinear Memory Cost", section 4). With
+`budget`, the planner chooses what each block keeps.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
+from passes.budget import plans, within_budget
 from passes.spans import Tags, called_path, made_bytes, path_in, storages, takes_object
 from rewrite import Numerics, Pass, PassError, PassResult, Refusal, SelectorError, matches
 
@@ -33,6 +35,10 @@ class Checkpoint(Pass):
     select: tuple[str, ...] | str | None = None
     """Module path globs (`encoder.layer.[0-5]`, `**.mlp`): recompute these modules, whatever the policy's blocks."""
 
+    budget: str | int | None = None
+    """Bytes (`6GiB`) that a training step may take, as `rewrite.estimate` counts them: what every block keeps is then
+    chosen so that the step fits with the least recompute."""
+
     name: ClassVar[str] = "checkpoint"
     numerics: ClassVar[Numerics] = Numerics.EXACT
 
@@ -40,6 +46,9 @@ class Checkpoint(Pass):
         if self.policy not in POLICIES:
             subject = f"checkpoint{{policy={self.policy}}}"
             raise PassError(subject, "there is no such policy", f"choose one of {', '.join(POLICIES)}")
+        if self.budget is not None and (self.policy != "blocks" or self.every != 1 or self.select is not None):
+            cause = "a budget chooses what is kept: it goes without `policy`, `every` and `select`"
+            raise PassError("checkpoint", cause, "leave the budget out, or the other options")
         if not isinstance(self.every, int) or isinstance(self.every, bool) or self.every < 1:
             subject = f"checkpoint{{every={self.every}}}"
             raise PassError(subject, "every is a whole number from 1", "leave it out to recompute every block")
@@ -51,6 +60,8 @@ class Checkpoint(Pass):
 
     def apply(self, program: Program) -> PassResult:
         """Tag the nodes to recompute; nodes that are tagged already stay as they are."""
+        if self.budget is not None and plans(program):
+            return within_budget(program, self.budget)
         if self.select is not None:
             return self._selected(program, (self.select,) if isinstance(self.select, str) else self.select)
         if self.policy == "sqrt":

@@ -79,6 +79,12 @@ class BudgetError(RewriteError):
 
     exit_code = 1
 
+    def __init__(self, subject: str, cause: str, next_step: str, lowest_bytes: int = 0) -> None:
+        """`lowest_bytes` is the lowest peak that a plan was found for."""
+        super().__init__(subject, cause, next_step)
+        self.args = (subject, cause, next_step, lowest_bytes)
+        self.lowest_bytes = lowest_bytes
+
 
 class VerifyError(RewriteError):
     """A rewritten model does not compute what the original does."""

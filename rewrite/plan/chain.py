@@ -103,8 +103,9 @@ class Chain:
             holders = [number for number in (value.maker, *value.readers) if self._holds(number, place, choice)]
             for number in range(value.maker, last + 1 if not holders else count):
                 forward[number] += value.bytes
-            for number in range(min(holders), count) if holders else ():
-                backward[number] += value.bytes
+            for number in range(value.maker + 1, count) if holders else ():
+                if number >= min(holders):
+                    backward[number] += value.bytes
             for number in range(value.maker + 1, last):
                 backward[number] += value.grad_bytes
         return forward, backward

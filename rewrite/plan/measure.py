@@ -23,14 +23,15 @@ from rewrite.program import Region, copy_graph, value_tensors
 
 @dataclass(frozen=True)
 class Footprint:
-    """Bytes of one run of a piece. Its inputs and results are left out: they pass from piece to piece."""
+    """Bytes of one run of a piece. Its inputs are left out, and in the forward its results: they pass between pieces."""
 
     kept: int = 0
     """Held from the forward to the backward."""
     forward: int = 0
     """The most within the forward."""
     backward: int = 0
-    """The most within the backward, with what is kept and the gradients of results, inputs and parameters."""
+    """The most within the backward: what is kept, results that the piece holds itself, and gradients, of results, inputs
+    and parameters."""
     holds_inputs: tuple[bool, ...] = ()
     """For each tensor the piece is given whether its storage is held for the backward."""
     holds_results: tuple[bool, ...] = ()
@@ -63,12 +64,16 @@ class _Source(torch.autograd.Function):
     """Gives a tensor a history that holds nothing, so that it lives as long as something holds it."""
 
     @staticmethod
-    def forward(ctx: Any, leaf: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
-        return torch.empty_strided(like.shape, like.stride(), dtype=like.dtype)
+    def forward(ctx: Any, leaf: torch.Tensor, *geometry: Any) -> torch.Tensor:
+        return _empty(*geometry)
 
     @staticmethod
-    def backward(ctx: Any, *grads: Any) -> tuple[None, None]:
-        return None, None
+    def backward(ctx: Any, *grads: Any) -> tuple[None, ...]:
+        return (None,) * 4
+
+
+def _empty(shape: Any, stride: Any, dtype: torch.dtype) -> torch.Tensor:
+    return torch.empty_strided(shape, stride, dtype=dtype)
 
 
 class _Seed(torch.autograd.Function):
@@ -94,11 +99,7 @@ class _Run:
         parameters = [each for each in self.kind.module.parameters() if each.requires_grad]
         given = [_fresh(value) for value in self.kind.inputs]
         watched = [weakref.ref(tensor.untyped_storage()) for tensor in value_tensors(given)]
-        there = [*self.kind.module.parameters(), *self.kind.module.buffers(), *value_tensors(given)]
-        for tensor in there:
-            self.tracker.hold(tensor, "input")
-        outside = {id(self.tracker.owner(tensor)) for tensor in there}
-        del there
+        outside = self._outside([*self.kind.module.parameters(), *self.kind.module.buffers(), *value_tensors(given)])
         with torch.enable_grad(), self.tracker:
             returned = self.function(self.kind.module, *given)
             tensors = value_tensors(list(returned))
@@ -110,16 +111,24 @@ class _Run:
             del returned, tensors, going_on, differentiable, given
             holds_inputs = tuple(reference() is not None for reference in watched)
             holds_results = tuple(result is not None and result.alive for result in results)
-            passing = outside | {id(result) for result in results} | {id(self._owner(loss))}
+            outside.add(id(self._owner(loss)))
+            passing = outside | {id(result) for result in results}
             kept = _bytes(self.tracker.alive(), passing)
+            held = _bytes(self.tracker.alive(), outside)
             forward = _highest(self.tracker.events[:ended], passing)
             started = len(self.tracker.events)
             if loss is not None:
                 loss.backward()
-        backward = kept + _highest(self.tracker.events[started:], passing)
+        backward = held + _highest(self.tracker.events[started:], outside)
         for each in parameters:
             each.grad = None
         return Footprint(kept, forward, backward, holds_inputs, holds_results)
+
+    def _outside(self, there: Sequence[torch.Tensor]) -> set[int]:
+        """Identities of the records of storages that are there before the run."""
+        for tensor in there:
+            self.tracker.hold(tensor, "input")
+        return {id(self.tracker.owner(tensor)) for tensor in there}
 
     def _owner(self, tensor: torch.Tensor | None) -> Storage | None:
         return None if tensor is None else self.tracker.owner(tensor)
@@ -131,11 +140,12 @@ def _fresh(value: Any) -> Any:
     def leaf(tensor: Any) -> Any:
         if not isinstance(tensor, torch.Tensor):
             return tensor
+        geometry = (tensor.shape, tensor.stride(), tensor.dtype)
         if not tensor.requires_grad:
-            return tensor.detach().clone()
+            return _empty(*geometry)
         anchor = torch.empty((), requires_grad=True)
         with torch.enable_grad():
-            return _Source.apply(anchor, tensor.detach())  # type: ignore[no-untyped-call]
+            return _Source.apply(anchor, *geometry)  # type: ignore[no-untyped-call]
 
     return torch.utils._pytree.tree_map(leaf, value)
 

@@ -10,6 +10,7 @@ from torch import nn
 
 from rewrite.memory.rates import Rates
 from rewrite.memory.timeline import Estimate
+from rewrite.plan.calibrate import node_seconds
 from rewrite.plan.chain import Chain, Link, Value
 from rewrite.plan.curve import Point, curve
 from rewrite.plan.measure import Footprint, measure
@@ -49,6 +50,9 @@ def plan_model(
     """Profile, curve and footprints of each kind of piece of `program`; `before` is its estimate without tags."""
     with staged(root, device) as stage:
         found = outline(program, stage, rates)
+    if calibrate:
+        found.kinds.update({key: _calibrated(kind) for key, kind in found.kinds.items()})
+    with staged(root, device) as stage:
         known = {key: _options(kind, stage) for key, kind in found.kinds.items()}
         gradients = _gradients_left(found, root)
     options = tuple(known[piece.kind.key] for piece in found.pieces)
@@ -61,6 +65,12 @@ def plan_model(
         gradients,
     )
     return PlanModel(tuple(found.pieces), options, chain)
+
+
+def _calibrated(kind: Kind) -> Kind:
+    if kind.profile is None:
+        return kind
+    return replace(kind, profile=kind.profile.priced(node_seconds(kind)))
 
 
 def _options(kind: Kind, stage: Stage) -> Options:

@@ -24,7 +24,7 @@ from rewrite.report.sizes import size_text
 
 RUNGS = 96
 """Targets of the ladder: one takes about a hundredth of what there is to save."""
-TRUST = 0.01
+TRUST = 0.004
 """How far above the budget a simulated peak may be, of the budget, for the plan to be run all the same."""
 
 
@@ -92,7 +92,7 @@ class Search:
             return KeepPlan(self.program, (), budget_bytes, self.before, self.before, 0.0, 0)
         lowest: tuple[int, Peak] | None = None
         for rung in range(self._first(budget_bytes), RUNGS + 1):
-            simulated = self._simulated(rung)
+            simulated = self.simulated(rung)
             program, kept, after = self._try(simulated.choice)
             if after.peak_bytes <= budget_bytes:
                 return KeepPlan(program, kept, budget_bytes, self.before, after, simulated.seconds, rung)
@@ -129,12 +129,18 @@ class Search:
         bound = budget_bytes * (1 + TRUST)
         return next((rung for rung in range(1, RUNGS + 1) if targets[rung] + off <= bound), RUNGS)
 
-    def _simulated(self, rung: int) -> Simulation:
+    def simulated(self, rung: int) -> Simulation:
+        """The plan of a rung, with its simulated peak."""
+        targets = self.targets()
         if rung not in self._plans:
-            found = self.model.chain.best(self.targets()[rung])
+            found = self.model.chain.best(targets[rung])
             assert found is not None, "a target above the lowest peak has a plan"
             self._plans[rung] = found
         return self._plans[rung]
+
+    def measured(self, choice: tuple[int, ...]) -> Estimate:
+        """The memory of a step with this choice, run on fakes."""
+        return self._try(choice)[2]
 
     def _try(self, choice: tuple[int, ...]) -> tuple[Program, tuple[Kept, ...], Estimate]:
         if choice not in self._tried:
@@ -144,13 +150,14 @@ class Search:
 
 
 def _too_small(budget_bytes: int, lowest_bytes: int, peak: Peak) -> BudgetError:
-    where = f"{peak.phase} of {peak.module_path or 'the model itself'}"
+    where = f"{peak.phase} of {peak.module_path or 'the model itself'}, at {peak.node}"
     largest = ", ".join(
         f"{held.module_path or held.node} {size_text(held.bytes)} ({held.category})" for held in peak.largest[:3]
     )
     return BudgetError(
         f"budget {size_text(budget_bytes)}",
-        f"the lowest peak that recomputing reaches is {size_text(lowest_bytes)} ({lowest_bytes} bytes), held in the "
-        f"{where}; the largest there: {largest}",
+        f"the lowest peak that recomputing reaches is {size_text(lowest_bytes)} ({lowest_bytes} bytes), reached in "
+        f"the {where}; the largest there: {largest}",
         f"give at least {lowest_bytes} bytes, a smaller batch, or another pass beside checkpoint",
+        lowest_bytes,
     )

@@ -1,0 +1,41 @@
+"""Checkpoint's policy `budget`: let the planner choose what every block keeps, so that a step fits in the bytes given."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from rewrite import Change, PassResult, Refusal, parse_bytes, plan_keep, size_text
+
+if TYPE_CHECKING:
+    from rewrite import KeepPlan, Program
+
+
+def within_budget(program: Program, budget: str | int) -> PassResult:
+    """Tag `program` with the least recompute whose step peaks at no more than `budget`.
+
+    Raises BudgetError when there is none, InputError for a text that is no number of bytes.
+    """
+    bytes_given = budget if isinstance(budget, int) else parse_bytes(budget)
+    plan = plan_keep(program, bytes_given)
+    if not plan.kept:
+        reason = f"a step takes {size_text(plan.before.peak_bytes)} as it is, within the budget: nothing is recomputed"
+        return PassResult(program, False, refusals=(Refusal("", reason),))
+    return PassResult(plan.program, True, _changes(plan))
+
+
+def plans(program: Program) -> bool:
+    """Whether `program` is a training step of the whole model, which can be planned; other calls cannot."""
+    example = program.metadata.get("example")
+    return example is not None and example.root is not None
+
+
+def _changes(plan: KeepPlan) -> tuple[Change, ...]:
+    return tuple(
+        Change(
+            each.path,
+            f"keep {len(each.keep)} values and the state of {len(each.keep_state)} operators; recompute the rest",
+            each.instances,
+            each.recompute,
+        )
+        for each in plan.kept
+    )

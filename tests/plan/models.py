@@ -1,0 +1,51 @@
+"""Small models whose blocks differ, whose blocks are shared, and whose values skip blocks."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+from tests.passes.models import Layer
+
+
+class Stack(nn.Module):
+    """Embedding, layers of the given inner widths, and a loss over the tokens themselves."""
+
+    def __init__(self, *inner: int, width: int = 32, shared: bool = False) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.embedding = nn.Embedding(64, width)
+        if shared:
+            self.layers, self.runs = nn.ModuleList([Layer(width, inner[0])]), len(inner)
+        else:
+            self.layers, self.runs = nn.ModuleList(Layer(width, each) for each in inner), 1
+        self.head = nn.Linear(width, 64, bias=False)
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        hidden = self.embedding(tokens)
+        for _ in range(self.runs):
+            for layer in self.layers:
+                hidden = layer(hidden)
+        return functional.cross_entropy(self.head(hidden).flatten(0, 1), tokens.flatten())
+
+
+class Bridged(nn.Module):
+    """Plain layers without a stack, whose first value is added again near the end."""
+
+    def __init__(self, depth: int = 10, width: int = 48) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.inside = nn.Sequential(*(nn.Linear(width, width) for _ in range(depth)))
+
+    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
+        first = None
+        for layer in self.inside:
+            hidden = functional.gelu(layer(hidden)) * 2
+            first = hidden if first is None else first
+        return (hidden + first).pow(2).mean()
+
+
+def tokens(batch: int = 4, length: int = 48) -> torch.Tensor:
+    """Ids below 64 of shape (batch, length)."""
+    return torch.randint(0, 64, (batch, length), generator=torch.Generator().manual_seed(1))
