@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from rewrite.errors import InputError
+from rewrite.memory.quick import QuickFakes, meta_storage
 
 Convert = Callable[[torch.Tensor], torch.Tensor]
 """Makes the stand-in of one tensor; the same stand-in for the same tensor."""
@@ -23,12 +24,13 @@ class FakeTensors:
     """Makes fake CPU tensors, whatever device (meta too) the originals are on.
 
     Fake CUDA and fake meta tensors that require grad are never made: they can abort the process. Tensors that share
-    a storage get fakes that share one. Called inside the fake tensor mode that owns the fakes.
+    a storage get fakes that share one.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, quick: QuickFakes) -> None:
+        self._quick = quick
         self._made: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
-        self._storages: dict[int, tuple[torch.UntypedStorage, torch.Tensor]] = {}
+        self._storages: dict[int, tuple[torch.UntypedStorage, torch.UntypedStorage]] = {}
 
     def __call__(self, tensor: torch.Tensor) -> torch.Tensor:
         found = self._made.get(id(tensor))
@@ -37,7 +39,7 @@ class FakeTensors:
         fake = self._fake(tensor)
         fake.requires_grad_(tensor.requires_grad)
         if isinstance(tensor, nn.Parameter):
-            fake = nn.Parameter(fake.detach(), tensor.requires_grad)
+            fake._is_param = True  # `nn.Parameter` does this to a tensor of another class, after an operator
         self._made[id(tensor)] = (tensor, fake)
         return fake
 
@@ -55,11 +57,8 @@ class FakeTensors:
         storage = tensor.untyped_storage()
         entry = self._storages.get(storage._cdata)
         if entry is None:
-            elements = storage.nbytes() // tensor.itemsize
-            entry = (storage, torch.empty(elements, dtype=tensor.dtype))
-            self._storages[storage._cdata] = entry
-        base = entry[1] if entry[1].dtype == tensor.dtype else entry[1].view(tensor.dtype)
-        return base.as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())
+            entry = self._storages[storage._cdata] = (storage, meta_storage(storage.nbytes()))
+        return self._quick.tensor(tensor.shape, tensor.stride(), tensor.dtype, entry[1], int(tensor.storage_offset()))
 
 
 class Clones:

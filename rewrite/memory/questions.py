@@ -39,9 +39,7 @@ class Questions:
             asks = self._asks[func] = _asks(func)
         if asks:
             return self._ask(func, args, kwargs)
-        out = self._quick.run(func, args) if self._quick and not kwargs else None
-        if out is None:
-            out = func(*args, **kwargs)
+        out = self._quick.run(func, args, kwargs) if self._quick else func(*args, **kwargs)
         if self._may_know(func, args):
             self._answers.follow(func, args, kwargs, out)
         return out

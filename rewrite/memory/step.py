@@ -56,18 +56,19 @@ def run_step(
         raise InputError(f"device {device!r}", "memory can be planned for cpu or cuda", f"choose one of {DEVICES}")
     lone_holders()  # found once, outside the modes
     modules = ModulePaths(module)
-    convert: FakeTensors | Clones = Clones() if real else FakeTensors()
     mode = None if real else FakeTensorMode(allow_non_fake_inputs=True)
+    quick = None if mode is None else QuickFakes(mode)
+    convert = Clones() if quick is None else FakeTensors(quick)
     with contextlib.ExitStack() as around:
         around.enter_context(same_random_state())
-        around.enter_context(_collected())
+        around.enter_context(_uncollected())
         around.enter_context(_looks_real())
         around.enter_context(_training(module, train))
         around.enter_context(mode or contextlib.nullcontext())
         around.enter_context(swapped(module, convert))
         args, kwargs = inputs_as_call(example_inputs, convert)
         answers = None if real else Answers(_small_originals(convert))
-        questions = Questions(answers, modules, QuickFakes(mode) if mode else None)
+        questions = Questions(answers, modules, quick)
         tally = Tally()
         tracker = Tracker(Places(modules), questions, tally, cpu_kernels=device == "cpu")
         parameters = list(module.parameters())
@@ -182,10 +183,9 @@ def _training(module: nn.Module, train: bool) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _collected() -> Iterator[None]:
+def _uncollected() -> Iterator[None]:
     """No garbage collection within the block, so that deaths come when the last reference goes, on every run."""
     enabled = gc.isenabled()
-    gc.collect()
     gc.disable()
     try:
         yield

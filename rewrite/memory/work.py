@@ -80,7 +80,19 @@ def _grouped_flops(left: torch.Tensor, right: torch.Tensor, *_: Any) -> int:
     return 2 * rows * shared * right.shape[-1] * (left.shape[0] if left.dim() == 3 and right.dim() == 3 else 1)
 
 
+def _product_flops(left: torch.Tensor, right: torch.Tensor, *_: Any) -> int:
+    """As the registry counts, without its search for tensors in the arguments."""
+    return 2 * left.numel() * right.shape[-1]
+
+
+def _added_product_flops(_: torch.Tensor, left: torch.Tensor, right: torch.Tensor) -> int:
+    return _product_flops(left, right)
+
+
 _OWN_FORMULAS: dict[Any, Callable[..., int]] = {
+    aten.mm: _product_flops,
+    aten.bmm: _product_flops,
+    aten.addmm: _added_product_flops,
     aten._scaled_dot_product_flash_attention_for_cpu: _attention_flops,
     aten._scaled_dot_product_flash_attention_for_cpu_backward: _attention_backward_flops,
     aten._grouped_mm: _grouped_flops,
