@@ -138,14 +138,14 @@ class Named:
 
 
 class Kept:
-    """Call a function or method outside the recompute: what it saves for its backward stays saved."""
+    """Call a function, method or layer outside the recompute: what it saves for its backward stays saved."""
 
     __module__ = "rewrite.runtime"
 
     def __init__(self, op: str, target: Any) -> None:
-        self.function: Callable[..., Any] | None = None if op == "call_method" else target
-        self.method = str(target)
-        self.__name__ = self.__qualname__ = f"kept_{getattr(target, '__name__', target)}"
+        self.function: Callable[..., Any] | None = target if op == "call_function" else None
+        self.method = "__call__" if op == "call_module" else str(target)
+        self.__name__ = self.__qualname__ = f"kept_{getattr(target, '__name__', target)}".replace(".", "_")
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         with torch.autograd.graph.saved_tensors_hooks(torch.Tensor.detach, _same):
@@ -158,7 +158,7 @@ def copied(value: Any) -> Any:
     """A kept value as it is now: what follows may write to it."""
     if isinstance(value, torch.Tensor):
         return value.detach().clone().requires_grad_(value.requires_grad)
-    return [copied(item) for item in value]
+    return [copied(item) for item in value] if isinstance(value, (tuple, list)) else value
 
 
 def _same(tensor: torch.Tensor) -> torch.Tensor:

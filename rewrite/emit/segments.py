@@ -98,7 +98,7 @@ def _whole(
     attributes: list[fx.Node],
     mutated: tuple[int, ...],
 ) -> Recomputed:
-    kept = [node for node in group if node.meta.get(KEEP)]
+    kept = [node for node in group if node.meta.get(KEEP) and value_tensors(node.meta.get("val"))]
     forward = _part(group, inputs, attributes, outputs, kept, again=False)
     again = _part(group, inputs, attributes, outputs, kept, again=True)
     return Recomputed(
@@ -133,8 +133,10 @@ def _part(
     for node in group:
         if node in copied:
             continue
-        if node.meta.get(KEEP):
+        if node in kept:
             arguments, keywords = fx.map_arg((node.args, node.kwargs), copied.__getitem__)
+            if node.op == "call_module":
+                arguments = (part.get_attr(str(node.target)), *arguments)
             copied[node] = part.create_node(
                 "call_function", runtime.Kept(node.op, node.target), arguments, keywords, name=node.name
             )

@@ -42,14 +42,16 @@ def run_planned(plan: Plan, module: nn.Module, inputs: Sequence[Any]) -> tuple[A
 class Token:
     """What autograd holds for one saved tensor."""
 
-    __slots__ = ("geometry", "number", "part", "run", "sources", "tensor", "wanted")
+    __slots__ = ("geometry", "number", "part", "run", "sources", "tensor", "version", "wanted")
 
-    def __init__(self, run: Run, number: int) -> None:
+    def __init__(self, run: Run, number: int, tensor: Any, version: int) -> None:
         self.run = run
         self.number = number
         """Which of the tensors saved by its operator this is."""
-        self.tensor: Any = None
-        """The tensor, or its `dropout.Mask`, if it is kept after all."""
+        self.tensor = tensor
+        """The tensor, or its `dropout.Mask`, if it is kept."""
+        self.version = version
+        """How often the tensor had been written when it was saved: autograd does not check what goes through hooks."""
         self.wanted: Place = 0
         """The value it is a view of; `~place` for what the operator of a node made for itself."""
         self.part = WHOLE
@@ -59,14 +61,16 @@ class Token:
         """What it can be had from. Held here, so that it goes with the last token that may need it."""
 
 
-def unpack(token: Any) -> Any:
+def unpack(token: Token) -> torch.Tensor:
     """The tensor a token stands for."""
-    if type(token) is not Token:
-        return token
     kept = token.tensor
-    if kept is not None:
-        return kept.expand() if type(kept) is dropout.Mask else kept
-    return token.run.state(token) if token.wanted < 0 else token.run.value(token)
+    if kept is None:
+        return token.run.state(token) if token.wanted < 0 else token.run.value(token)
+    if type(kept) is dropout.Mask:
+        return kept.expand()
+    if _version(kept) != token.version:
+        raise changed(token.run.plan.path, "a tensor that was saved for the backward was changed in place")
+    return kept  # type: ignore[no-any-return]
 
 
 class Run:
@@ -78,7 +82,7 @@ class Run:
         self.module = module
         self.surroundings = surroundings()
         self.devices = {value.device for value in inputs if isinstance(value, torch.Tensor)}
-        self.weights = Weights(plan.owners(module))
+        self.weights = Weights(plan.owners(module), [module.get_buffer(path) for path in plan.written])
         # During the forward.
         self.live: dict[int, tuple[Place, int, torch.Tensor]] = {}
         """Storage -> the value in it, by place and part. Holding it, so that the storage stays its own."""
@@ -194,37 +198,33 @@ class Run:
 
     # What autograd saves.
 
-    def pack(self, tensor: torch.Tensor) -> Any:
+    def pack(self, tensor: torch.Tensor) -> Token:
         """What autograd is to hold for a tensor that an operator saves."""
         number = self.saved
         self.saved = number + 1
-        kind, base = type(tensor), tensor._base
-        if kind is nn.Parameter or (base is not None and type(base) is nn.Parameter):
-            return tensor
-        if kind is not torch.Tensor and not _is_plain(tensor):
-            return tensor if _is_parameter(tensor) or (base is not None and _is_parameter(base)) else tensor.detach()
-        known = self.live.get(tensor.untyped_storage()._cdata) if tensor.layout == torch.strided else None
-        token = Token(self, number)
+        if _is_weight(tensor):
+            return Token(self, number, tensor, tensor._version)
+        # An operator's own result would hold, through its graph, its token: what is kept is kept without its graph.
+        token = Token(self, number, tensor.detach(), _version(tensor))
+        if not _is_plain(tensor):
+            return token
+        known = self.live.get(tensor.untyped_storage()._cdata)
         if known is None:
-            token.tensor = tensor.detach()  # an operator's own result would hold, through its graph, this token
             self.pending.append(token)
-            return token
-        place, part, value = known
-        if place in self.dropped and self._points(token, place, part, value, tensor):
-            return token
-        return tensor.detach()
+        elif known[0] in self.dropped:
+            self._points(token, *known, tensor)
+        return token
 
-    def _points(self, token: Token, place: Place, part: int, value: torch.Tensor, tensor: torch.Tensor) -> bool:
-        """Have the token stand for `tensor`, a view of `value`; False if it cannot."""
+    def _points(self, token: Token, place: Place, part: int, value: torch.Tensor, tensor: torch.Tensor) -> None:
+        """Have the token stand for `tensor`, a view of `value`, if it can; otherwise the tensor stays kept."""
         if tensor is not value:
             if tensor.dtype != value.dtype or tensor.is_conj() != value.is_conj() or tensor.is_neg() != value.is_neg():
-                return False
+                return
             geometry = (tensor.size(), tensor.stride(), tensor.storage_offset())
             if geometry != (value.size(), value.stride(), value.storage_offset()):
                 token.geometry = geometry
         token.wanted, token.part, token.tensor = place, part, None
         self.tokens.append(token)
-        return True
 
     def _settle(self, place: Place, value: Any) -> None:
         """Say of the pending tokens which are (of) the node's value, and drop what is large and not to be kept."""
@@ -349,13 +349,17 @@ class Run:
         return result
 
 
-def _is_parameter(tensor: torch.Tensor) -> bool:
-    return isinstance(tensor, nn.Parameter)
+def _is_weight(tensor: torch.Tensor) -> bool:
+    """Whether it is a parameter, or a view of one: there anyway."""
+    base = tensor._base
+    if type(tensor) is torch.Tensor:
+        return base is not None and (type(base) is nn.Parameter or isinstance(base, nn.Parameter))
+    return isinstance(tensor, nn.Parameter) or isinstance(base, nn.Parameter)
 
 
 def _is_plain(tensor: torch.Tensor) -> bool:
-    """Whether the tensor is no more than its storage: not a parameter, nor of a class that somebody added."""
-    return type(tensor) is torch.Tensor or (type(tensor) is FakeTensor and not _is_parameter(tensor))
+    """Whether the tensor is no more than its storage: dense, and not of a class that somebody added."""
+    return type(tensor) in (torch.Tensor, FakeTensor) and tensor.layout == torch.strided
 
 
 def _version(tensor: torch.Tensor) -> int:

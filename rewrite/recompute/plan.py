@@ -56,6 +56,9 @@ class Plan:
     owners: Callable[[nn.Module], tuple[nn.Module, ...]]
     """The modules whose parameters the steps read."""
     dropped: frozenset[Place] = frozenset()
+    """Nodes whose value is not kept."""
+    written: tuple[str, ...] = ()
+    """Buffers that layers write when they run."""
     held: frozenset[Place] = frozenset()
     """Values that a step reads and that are no step's to make: what is held for recomputes to start from."""
     _sources: dict[Place, tuple[Place, ...]] = field(default_factory=dict, compare=False, repr=False)
@@ -64,7 +67,9 @@ class Plan:
     def __post_init__(self) -> None:
         dropped = frozenset(self.steps) - self.kept
         read = {source for step in self.steps.values() for source in step.inputs}
+        written = dict.fromkeys(path for step in self.steps.values() for path in step.buffers)
         object.__setattr__(self, "dropped", dropped)
+        object.__setattr__(self, "written", tuple(written))
         object.__setattr__(self, "held", frozenset(read - dropped))
 
     def sources(self, wanted: Place) -> tuple[Place, ...]:

@@ -1,9 +1,10 @@
-"""A recompute is only right from the weights the forward ran with: notice any that were changed or replaced."""
+"""A recompute is only right from the weights and buffers of the forward: notice any that were changed or replaced."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
+import torch
 from torch import nn
 
 from rewrite.errors import RecomputeError
@@ -13,33 +14,41 @@ Owners = Callable[[nn.Module], tuple[nn.Module, ...]]
 
 
 class Weights:
-    """The parameters of some modules, as they are now."""
+    """The parameters and buffers of some modules, as they are now."""
 
     __slots__ = ("held",)
 
-    def __init__(self, owners: tuple[nn.Module, ...]) -> None:
+    def __init__(self, owners: tuple[nn.Module, ...], written: Sequence[torch.Tensor] = ()) -> None:
+        """`written` are buffers that the forward itself changes."""
+        own = set(map(id, written))
         self.held = [
-            (table, name, parameter, parameter._version)
+            (table, name, tensor, tensor._version)
             for table in _tables(owners)
-            for name, parameter in table.items()
-            if parameter is not None
+            for name, tensor in table.items()
+            if tensor is not None and id(tensor) not in own and not tensor.is_inference()
         ]
 
     def check(self, path: str) -> None:
         """Raise RecomputeError if one was changed in place or replaced since."""
-        for table, name, parameter, version in self.held:
+        for table, name, tensor, version in self.held:
             found = table.get(name)
-            if found is parameter and found._version != version:
-                raise changed(path, f"parameter {name!r} was changed in place")
-            if found is not parameter and not any(type(each).__name__ == "DTensor" for each in (found, parameter)):
-                raise changed(path, f"parameter {name!r} was replaced")
+            if found is tensor and found._version != version:
+                raise changed(path, f"{_kind(tensor)} {name!r} was changed in place")
+            if found is not tensor and not any(type(each).__name__ == "DTensor" for each in (found, tensor)):
+                raise changed(path, f"{_kind(tensor)} {name!r} was replaced")
 
 
-def _tables(owners: tuple[nn.Module, ...]) -> Iterator[Mapping[str, nn.Parameter | None]]:
+def _kind(tensor: torch.Tensor) -> str:
+    return "parameter" if isinstance(tensor, nn.Parameter) else "buffer"
+
+
+def _tables(owners: tuple[nn.Module, ...]) -> Iterator[Mapping[str, torch.Tensor | None]]:
     for owner in owners:
-        yield owner._parameters
-        if owner._modules:
-            yield from (inner._parameters for inner in owner.modules() if inner is not owner)
+        for each in owner.modules() if owner._modules else (owner,):
+            if each._parameters:
+                yield each._parameters
+            if each._buffers:
+                yield each._buffers
 
 
 def changed(path: str, what: str) -> RecomputeError:

@@ -69,7 +69,7 @@ class _Run:
         with torch.no_grad():
             self.originals = {place: inputs[place].detach().clone() for place in segment.mutated_inputs}
             self.buffers = {path: module.get_buffer(path).detach().clone() for path in segment.written_buffers}
-        self.weights = Weights(segment.owners(module))
+        self.weights = Weights(segment.owners(module), [module.get_buffer(path) for path in self.buffers])
         self.versions: list[tuple[int, torch.Tensor, int]] = []
 
     def remember_versions(self, inputs: Sequence[Any]) -> None:
