@@ -1,4 +1,4 @@
-"""Checkpoint's policy `budget`: let the planner choose what every block keeps, so that a step fits in the bytes given."""
+"""Checkpoint to a byte budget: the planner chooses what every block keeps, so that a step fits."""
 
 from __future__ import annotations
 
@@ -33,9 +33,10 @@ def _changes(plan: KeepPlan) -> tuple[Change, ...]:
     return tuple(
         Change(
             each.path,
-            f"keep {len(each.keep)} values and the state of {len(each.keep_state)} operators; recompute the rest",
+            f"keep {len(each.keep)} values and the state of {len(each.keep_state)} operators, run {len(each.again)} "
+            "operations again in the backward",
             each.instances,
-            each.recompute,
+            each.tagged,
         )
         for each in plan.kept
     )

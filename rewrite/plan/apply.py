@@ -22,7 +22,9 @@ class Kept:
     """Names of the nodes whose value is kept."""
     keep_state: tuple[str, ...]
     """Names of those of which is kept what the operator saves for itself."""
-    recompute: tuple[str, ...]
+    again: tuple[str, ...]
+    """Names of those that the backward runs again."""
+    tagged: tuple[str, ...]
     """Names of all the nodes in recompute segments."""
 
 
@@ -60,10 +62,11 @@ def apply_points(
 
 
 def _tag(region: Region, group: Parts) -> Kept:
-    segment, keep, state, recompute = 0, list[str](), list[str](), list[str]()
+    segment, keep, state, again, tagged = 0, list[str](), list[str](), list[str](), list[str]()
     for names, once, point in group:
         segment = tag(region.graph.nodes, frozenset(names), point, segment, once)
         keep += sorted(point.keep)
         state += sorted(point.keep_state)
-        recompute += names
-    return Kept(region.path, region.instances, tuple(keep), tuple(state), tuple(recompute))
+        again += sorted(point.again)
+        tagged += names
+    return Kept(region.path, region.instances, tuple(keep), tuple(state), tuple(again), tuple(tagged))

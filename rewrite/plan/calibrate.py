@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -36,8 +37,8 @@ def node_seconds(kind: Kind) -> dict[str, float]:
             if node.op == "placeholder":
                 values[node] = _made_up(next(given), device)
                 continue
-            seconds, values[node] = _timed(lambda node=node: run_node(node, values, kind.module), node, device)
-            found[node.name] = seconds
+            run = functools.partial(run_node, node, values, kind.module)
+            found[node.name], values[node] = _timed(run, node, device)
             for source in node.all_input_nodes:
                 if last[source] is node:
                     del values[source]

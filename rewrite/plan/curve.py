@@ -28,21 +28,29 @@ NODE_LIMIT = 20_000
 
 @dataclass(frozen=True)
 class Point:
-    """One choice for a graph: by node name, what is kept. All else that the backward needs is computed again."""
+    """One choice for a graph, by node name."""
 
     keep: frozenset[str]
+    """Nodes whose value is kept."""
     keep_state: frozenset[str]
+    """Nodes of which is kept what their operator saves for itself."""
+    again: frozenset[str]
+    """Nodes that the backward runs again."""
     kept_bytes: int
     """Held from the forward to the backward, the graph's inputs and results left out."""
     seconds: float
     """Of what is computed again."""
 
 
+NOTHING = Point(frozenset(), frozenset(), frozenset(), 0, 0.0)
+"""The one choice for a graph that makes nothing."""
+
+
 def curve(profile: Profile, points: int = POINTS) -> tuple[Point, ...]:
     """The trade-off from the fewest kept bytes to no recompute: bytes rise and seconds fall from point to point."""
     problem = _Problem(profile)
     if not problem.width:
-        return (Point(frozenset(), frozenset(), 0, 0.0),)
+        return (NOTHING,)
     least, most = problem.solve(None, least_bytes=True), problem.solve(None)
     assert least is not None
     assert most is not None
@@ -56,7 +64,7 @@ def curve(profile: Profile, points: int = POINTS) -> tuple[Point, ...]:
 def solve(profile: Profile, limit_bytes: int | None) -> Point | None:
     """The choice with the least recompute that keeps at most `limit_bytes`; None when even the least is more."""
     problem = _Problem(profile)
-    return problem.solve(limit_bytes) if problem.width else Point(frozenset(), frozenset(), 0, 0.0)
+    return problem.solve(limit_bytes) if problem.width else NOTHING
 
 
 def _undominated(points: Sequence[Point]) -> tuple[Point, ...]:
@@ -161,4 +169,5 @@ class _Problem:
     def _point(self, chosen: Any) -> Point:
         keep = frozenset(node.name for node in self.nodes if chosen[self.kept(node.name)])
         state = frozenset(name for name, place in self.state.items() if chosen[place])
-        return Point(keep, state, round(float(self.bytes @ chosen)), max(0.0, float(self.seconds @ chosen)))
+        again = frozenset(node.name for node in self.nodes if chosen[self.again(node.name)])
+        return Point(keep, state, again, round(float(self.bytes @ chosen)), max(0.0, float(self.seconds @ chosen)))

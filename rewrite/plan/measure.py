@@ -23,15 +23,15 @@ from rewrite.program import Region, copy_graph, value_tensors
 
 @dataclass(frozen=True)
 class Footprint:
-    """Bytes of one run of a piece. Its inputs are left out, and in the forward its results: they pass between pieces."""
+    """Bytes of one run of a piece, without its inputs and, in the forward, its results: these pass between pieces."""
 
     kept: int = 0
     """Held from the forward to the backward."""
     forward: int = 0
     """The most within the forward."""
     backward: int = 0
-    """The most within the backward: what is kept, results that the piece holds itself, and gradients, of results, inputs
-    and parameters."""
+    """The most within the backward: what is kept, results that the piece holds itself, and the gradients of results,
+    inputs and parameters."""
     holds_inputs: tuple[bool, ...] = ()
     """For each tensor the piece is given whether its storage is held for the backward."""
     holds_results: tuple[bool, ...] = ()

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rewrite.plan.curve import Point, curve, solve
+from rewrite.plan.curve import NOTHING, curve, solve
 from rewrite.plan.price import STEP_SECONDS
 from rewrite.plan.profile import NodeProfile, Profile
 
@@ -120,7 +120,7 @@ def test_a_curve_is_the_same_every_time(profile: Profile) -> None:
 
 
 def test_nothing_to_keep_is_a_curve_of_one_point() -> None:
-    assert curve(Profile(())) == (Point(frozenset(), frozenset(), 0, 0.0),)
+    assert curve(Profile(())) == (NOTHING,)
 
 
 def test_a_dropout_with_its_mask_kept_is_run_again_for_less_than_drawing_it_again() -> None:

@@ -1,0 +1,72 @@
+"""What a choice is predicted to keep and to run again, against runs of the emitted block."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import rewrite
+from rewrite.example import Example
+from rewrite.memory.rates import PEAK_RATES
+from rewrite.memory.timeline import Estimate
+from rewrite.plan.apply import apply_points
+from rewrite.plan.curve import curve
+from rewrite.plan.measure import measure
+from rewrite.plan.outline import Kind, outline
+from rewrite.plan.stage import staged
+from rewrite.plan.trial import try_program
+from tests.memory.models import MODELS
+from tests.plan.models import Stack, tokens
+
+SMALL_BYTES = 64 * 1024
+"""Statistics of norms and states of generators; a value of the models below takes eight times as much and more."""
+
+
+def kinds(model: torch.nn.Module, program: rewrite.Program, device: str = "cpu") -> list[tuple[Kind, list[object]]]:
+    with staged(model, device) as stage:
+        found = list(outline(program, stage, PEAK_RATES["cpu"]).kinds.values())
+        return [
+            (kind, [measure(kind, point, stage) for point in curve(kind.profile)]) for kind in found if kind.profile
+        ]
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_a_block_keeps_what_was_predicted(device: str) -> None:
+    model = Stack(128, 128, width=64)
+    for kind, footprints in kinds(model, rewrite.capture(model, tokens(16, 128)), device):
+        assert kind.profile is not None
+        for point, footprint in zip(curve(kind.profile), footprints, strict=True):
+            assert abs(footprint.kept - point.kept_bytes) <= SMALL_BYTES
+
+
+@pytest.mark.sweep
+@pytest.mark.parametrize("name", ["bert", "gpt2", "llama", "t5", "resnet"])
+def test_the_blocks_of_real_architectures_keep_what_was_predicted(name: str) -> None:
+    model, inputs = MODELS[name]()
+    for kind, footprints in kinds(model, rewrite.capture(model, inputs)):
+        assert kind.profile is not None
+        for point, footprint in zip(curve(kind.profile), footprints, strict=True):
+            assert abs(footprint.kept - point.kept_bytes) <= SMALL_BYTES
+
+
+def test_the_backward_runs_again_what_was_chosen_and_nothing_else() -> None:
+    model, inputs = Stack(128, 128, 128, width=64), tokens()
+    program = rewrite.capture(model, inputs)
+    example = Example(model, (inputs,))
+    before = try_program(program, example)
+    with staged(model) as stage:
+        pieces = outline(program, stage, PEAK_RATES["cpu"]).pieces
+    block = pieces[1].kind
+    assert block.profile is not None
+    for point in curve(block.profile):
+        points = [point if piece.kind is block else None for piece in pieces]
+        tagged, _ = apply_points(program.copy(), pieces, points)
+        again = sum(work.flops * work.calls for name in point.again for work in block.profile.efforts[name].work)
+        blocks = sum(piece.kind is block for piece in pieces)
+
+        assert extra_flops(before, try_program(tagged, example)) == again * blocks
+
+
+def extra_flops(before: Estimate, after: Estimate) -> int:
+    assert before.flops.forward == after.flops.forward
+    return after.flops.backward - before.flops.backward
