@@ -53,7 +53,8 @@ def _draw_model(panel: Any, model: str, rows: Sequence[Row]) -> None:
         panel.step(*zip(*frontier(list(places.values())), strict=True), where="post", color=color, lw=1, alpha=0.6)
         for method, point in places.items():
             panel.annotate(method, point, (3, 3), textcoords="offset points", fontsize=6, color=color)
-    panel.legend(loc="upper right", fontsize=8)
+    panel.margins(x=0.2)  # room for the names
+    panel.legend(loc="best", fontsize=8)
 
 
 def place(row: Row) -> tuple[float, float]:
