@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from passes.checkpoint import Checkpoint as Checkpoint
+from passes.chunk_ffn import ChunkFFN as ChunkFFN
 from passes.chunk_loss import ChunkLoss as ChunkLoss
 
-__all__ = ["Checkpoint", "ChunkLoss"]
+__all__ = ["Checkpoint", "ChunkFFN", "ChunkLoss"]

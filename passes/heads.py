@@ -273,7 +273,7 @@ def _moved(node: Node, dims: int, axis: int) -> int | None:
     probe = torch.empty([2 + place for place in range(dims)], device="meta")
     arguments = [probe, *node.args[1:]]
     moved: torch.Tensor = getattr(probe, str(function_name(node)))(*arguments[1:], **node.kwargs)
-    came_from: list[int] = [size - 2 for size in moved.shape]
+    came_from = [int(size) - 2 for size in moved.shape]
     others = [place for index, place in enumerate(came_from) if index != axis]
     return came_from[axis] if others == sorted(others) else None
 

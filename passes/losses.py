@@ -8,10 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import fx
-from torch.nn import functional
 
 from passes.chunked_loss import AgainLoss, AheadLoss, CrossEntropy, Span
-from passes.pieces import Piece, attribute, erase_unused, replace_nodes
+from passes.pieces import Piece, attribute, erase_unused, product_weights, replace_nodes
 from passes.position_wise import CASTS
 from passes.spans import function_name
 from rewrite import Change, deferred, dropped
@@ -62,7 +61,12 @@ def _ahead(head: Head, chunks: int, loss: CrossEntropy, hidden: Node, class_weig
     if head.linear is None or loss.reduction == "none":
         return None
     first, tail = head.linear
-    weight, bias = _weights(head, first)
+    weights = product_weights(head.region, first, head.loss)
+    if weights is None:
+        return None
+    weight, bias, transposed = weights
+    if transposed:
+        weight = _turned(head, weight)
     piece = None if _only_widens(tail) else Piece(head.region, first, tail)
     more = piece.arguments(head.loss)[1] if piece else []
     span = None if piece is None else _tail_function(piece)
@@ -70,22 +74,13 @@ def _ahead(head: Head, chunks: int, loss: CrossEntropy, hidden: Node, class_weig
     return head.region.graph.call_function(target, (hidden, head.labels, weight, bias, class_weight, more))
 
 
-def _weights(head: Head, first: Node) -> tuple[Node, Any]:
-    """The head's matrix, classes x width, and its bias."""
-    region = head.region
-    if first.op == "call_module":
-        has_bias = region.called(first).bias is not None
-        weight = attribute(region, f"{first.target}.weight", head.loss)
-        return weight, attribute(region, f"{first.target}.bias", head.loss) if has_bias else None
-    if first.target is functional.linear:
-        rest = [*first.args[1:], *(first.kwargs[name] for name in ("weight", "bias") if name in first.kwargs)]
-        return rest[0], rest[1] if len(rest) > 1 else None  # type: ignore[return-value]
-    matrix: Any = first.args[1]
-    turned = region.graph.call_function(torch.t, (matrix,))
-    replace_nodes(region, turned, [], first)
+def _turned(head: Head, matrix: Node) -> Node:
+    """A node that gives a matrix transposed."""
+    turned = head.region.graph.call_function(torch.t, (matrix,))
+    replace_nodes(head.region, turned, [], matrix)
     with matrix.meta["val"].fake_mode:
         turned.meta["val"] = matrix.meta["val"].t()
-    return turned, None
+    return turned
 
 
 def _only_widens(tail: Sequence[Node]) -> bool:

@@ -14,6 +14,7 @@ from torch import fx, nn
 from torch.nn import functional
 from transformers.pytorch_utils import Conv1D
 
+from passes.spans import function_name
 from rewrite import ORIGIN
 
 if TYPE_CHECKING:
@@ -148,6 +149,22 @@ def attribute(region: Region, path: str, before: Node) -> Node:
     found = getattr(region.captured.module.get_submodule(owner), name)
     made.meta.update(val=_fake(region, found), module_path=f"{region.path}.{owner}".strip("."))
     return made
+
+
+def product_weights(region: Region, node: Node, before: Node) -> tuple[Any, Any, bool] | None:
+    """Weight and bias of a product, and whether the weight stands as [in, out]; None for a layer of another kind."""
+    if node.op == "call_module":
+        module, path = region.called(node), str(node.target)
+        if type(module) is not nn.Linear and not isinstance(module, Conv1D):
+            return None
+        bias = None if module.bias is None else attribute(region, f"{path}.bias", before)
+        return attribute(region, f"{path}.weight", before), bias, isinstance(module, Conv1D)
+    if node.target is functional.linear:
+        _, weight, bias = _linear_arguments(*node.args, **node.kwargs)
+        return weight, bias, False
+    if function_name(node) == "addmm":
+        return (node.args[2], node.args[0], True) if not node.kwargs else None
+    return node.args[1], None, True
 
 
 def _fake(region: Region, found: Any) -> Any:

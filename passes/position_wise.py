@@ -38,6 +38,7 @@ ACTIVATIONS = (
 )  # fmt: skip
 DROPOUTS = (nn.Dropout, nn.AlphaDropout, nn.FeatureAlphaDropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d)
 LAST_NORMS = (nn.LayerNorm, nn.RMSNorm)
+UNKNOWN = "is not known to treat each position by itself"
 MIXERS = {
     "scaled_dot_product_attention": "attends from each position to others",
     "cumsum": "sums over the positions before",
@@ -50,6 +51,8 @@ MIXERS = {
     "topk": "routes positions, and how many go where depends on all of them",
     "sort": "routes positions, and how many go where depends on all of them",
     "argsort": "routes positions, and how many go where depends on all of them",
+    "gather": "collects positions, and which depends on all of them",
+    "index_select": "collects positions, and which depends on all of them",
     "scatter_add": "collects positions",
     "index_add_": "collects positions",
     "bmm": "multiplies positions with one another",
@@ -89,7 +92,7 @@ def _function_reason(node: Node, name: str) -> str:
         return "is a convolution, which sees neighbouring positions"
     if name in MIXERS:
         return MIXERS[name]
-    return "is not known to treat each position by itself"
+    return UNKNOWN
 
 
 def _module_reason(module: nn.Module) -> str:
@@ -141,7 +144,7 @@ def _product_reason(node: Node, name: str) -> str:
     rows, matrix = (_value(operand) for operand in operands)
     if not isinstance(matrix, torch.Tensor) or not isinstance(rows, torch.Tensor) or matrix.ndim != 2:
         return "multiplies positions with one another"
-    if any(isinstance(size, torch.SymInt) for size in matrix.shape):
+    if not _is_constant(operands[1]):
         return "multiplies positions with one another"
     return ""
 
@@ -191,7 +194,7 @@ def data_inputs(node: Node) -> Iterator[Node]:
     return (source for source in node.all_input_nodes if not _is_constant(source))
 
 
-def _is_constant(node: Node) -> bool:
+def _is_constant(node: Any) -> bool:
     """Whether a node is made of weights alone."""
     if node.op == "get_attr":
         return True
