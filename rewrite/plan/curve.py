@@ -167,7 +167,29 @@ class _Problem:
         return self.solve(2 * limit_bytes - point.kept_bytes - 1)  # the solver's tolerance let a few bytes through
 
     def _point(self, chosen: Any) -> Point:
-        keep = frozenset(node.name for node in self.nodes if chosen[self.kept(node.name)])
+        """The choice, without what the solver kept for nothing: it stops a little short of the best."""
+        keep = {node.name for node in self.nodes if chosen[self.kept(node.name)]}
         state = frozenset(name for name, place in self.state.items() if chosen[place])
-        again = frozenset(node.name for node in self.nodes if chosen[self.again(node.name)])
-        return Point(keep, state, again, round(float(self.bytes @ chosen)), max(0.0, float(self.seconds @ chosen)))
+        again = self._again(keep, state)
+        read = {source for node in self.nodes if node.name in again for source in node.sources}
+        keep &= read | {node.name for node in self.nodes if node.needed}
+        places = [self.kept(name) for name in keep] + [self.again(name) for name in again]
+        places += [self.state[name] for name in state]
+        places += [place for name, place in self.masked.items() if name in again and name in state]
+        settled = numpy.zeros(self.width)
+        settled[places] = 1
+        seconds = max(0.0, float(self.seconds @ settled))
+        return Point(frozenset(keep), state, frozenset(again), round(float(self.bytes @ settled)), seconds)
+
+    def _again(self, keep: set[str], state: frozenset[str]) -> set[str]:
+        """The nodes to run again for what the backward reads and is not kept."""
+        wanted = [node.name for node in self.nodes if node.needed and node.name not in keep]
+        wanted += [name for name in self.state if name not in state]
+        again: set[str] = set()
+        while wanted:
+            name = wanted.pop()
+            if name not in again:
+                again.add(name)
+                sources = self.nodes[self.place[name]].sources
+                wanted += [source for source in sources if source in self.place and source not in keep]
+        return again

@@ -11,10 +11,11 @@ from rewrite.memory.rates import PEAK_RATES
 from rewrite.memory.timeline import Estimate
 from rewrite.plan.apply import apply_points
 from rewrite.plan.curve import curve
-from rewrite.plan.measure import measure
+from rewrite.plan.measure import Footprint, measure
 from rewrite.plan.outline import Kind, outline
 from rewrite.plan.stage import staged
 from rewrite.plan.trial import try_program
+from rewrite.program import value_tensors
 from tests.memory.models import MODELS
 from tests.plan.models import Stack, tokens
 
@@ -22,7 +23,17 @@ SMALL_BYTES = 64 * 1024
 """Statistics of norms and states of generators; a value of the models below takes eight times as much and more."""
 
 
-def kinds(model: torch.nn.Module, program: rewrite.Program, device: str = "cpu") -> list[tuple[Kind, list[object]]]:
+def held_bytes(kind: Kind, footprint: Footprint) -> int:
+    """What a run held, with results that no later piece reads, such as what a key-value cache is given."""
+    held, tensors = footprint.kept, iter(footprint.holds_results)
+    for result, passes in zip(kind.results, kind.passes_on, strict=True):
+        for tensor in value_tensors(result):
+            if next(tensors) and not passes:
+                held += tensor.untyped_storage().nbytes()
+    return held
+
+
+def kinds(model: torch.nn.Module, program: rewrite.Program, device: str = "cpu") -> list[tuple[Kind, list[Footprint]]]:
     with staged(model, device) as stage:
         found = list(outline(program, stage, PEAK_RATES["cpu"]).kinds.values())
         return [
@@ -36,7 +47,7 @@ def test_a_block_keeps_what_was_predicted(device: str) -> None:
     for kind, footprints in kinds(model, rewrite.capture(model, tokens(16, 128)), device):
         assert kind.profile is not None
         for point, footprint in zip(curve(kind.profile), footprints, strict=True):
-            assert abs(footprint.kept - point.kept_bytes) <= SMALL_BYTES
+            assert abs(held_bytes(kind, footprint) - point.kept_bytes) <= SMALL_BYTES
 
 
 @pytest.mark.sweep
@@ -46,7 +57,7 @@ def test_the_blocks_of_real_architectures_keep_what_was_predicted(name: str) -> 
     for kind, footprints in kinds(model, rewrite.capture(model, inputs)):
         assert kind.profile is not None
         for point, footprint in zip(curve(kind.profile), footprints, strict=True):
-            assert abs(footprint.kept - point.kept_bytes) <= SMALL_BYTES
+            assert abs(held_bytes(kind, footprint) - point.kept_bytes) <= SMALL_BYTES
 
 
 def test_the_backward_runs_again_what_was_chosen_and_nothing_else() -> None:

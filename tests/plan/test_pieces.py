@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import torch
 
 import rewrite
@@ -27,9 +29,9 @@ def test_a_long_graph_is_cut_where_one_value_passes() -> None:
     parts = narrow_cuts(nodes)
 
     assert [node for part in parts for node in part] == nodes
-    assert 1 < len(parts)
+    assert len(parts) > 1
     assert all(len(part) <= MOST_NODES + 8 for part in parts)
-    for part, following in zip(parts, parts[1:], strict=False):
+    for part, following in itertools.pairwise(parts):
         later = {node for each in parts[parts.index(following) :] for node in each}
         passing = {node for node in part if set(node.users) & later}
         assert len(passing) <= 2  # the skip from the first layer, and the last value
@@ -45,7 +47,7 @@ def test_blocks_and_what_lies_between_are_pieces_in_the_order_they_run() -> None
     found = outlined(Stack(64, 64, 64), tokens())
 
     assert [piece.instance for piece in found.pieces] == ["", "layers.0", "layers.1", "layers.2", ""]
-    for number, (piece, following) in enumerate(zip(found.pieces, found.pieces[1:], strict=False)):
+    for number, (piece, following) in enumerate(itertools.pairwise(found.pieces)):
         (value,) = piece.outputs
         assert found.passing[value].maker == number
         assert value in following.inputs
