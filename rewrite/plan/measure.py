@@ -11,6 +11,7 @@ import torch
 
 from rewrite.emit.code import compile_graph
 from rewrite.emit.segments import fold_segments
+from rewrite.memory.timeline import Work
 from rewrite.memory.tracker import Storage, Tracker
 from rewrite.memory.work import Tally
 from rewrite.plan.curve import Point
@@ -38,6 +39,8 @@ class Footprint:
     """The same for each tensor it returns."""
     seconds: float = 0.0
     """Of what the backward computes again."""
+    work: tuple[Work, ...] = ()
+    """The operators of forward and backward."""
 
 
 def measure(kind: Kind, point: Point | None, stage: Stage) -> Footprint:
@@ -93,7 +96,8 @@ class _Run:
     def __init__(self, kind: Kind, function: Any, stage: Stage) -> None:
         self.kind = kind
         self.function = function
-        self.tracker: Tracker = stage.tracker(Tally())
+        self.tally = Tally()
+        self.tracker: Tracker = stage.tracker(self.tally)
 
     def footprint(self) -> Footprint:
         parameters = [each for each in self.kind.module.parameters() if each.requires_grad]
@@ -122,7 +126,7 @@ class _Run:
         backward = held + _highest(self.tracker.events[started:], outside)
         for each in parameters:
             each.grad = None
-        return Footprint(kept, forward, backward, holds_inputs, holds_results)
+        return Footprint(kept, forward, backward, holds_inputs, holds_results, work=self.tally.work())
 
     def _outside(self, there: Sequence[torch.Tensor]) -> set[int]:
         """Identities of the records of storages that are there before the run."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from torch import nn
 
@@ -15,7 +15,7 @@ from rewrite.plan.chain import Chain, Link, Value
 from rewrite.plan.curve import Point, curve
 from rewrite.plan.measure import Footprint, measure
 from rewrite.plan.outline import Kind, Outline, Piece, outline
-from rewrite.plan.price import SEGMENT_SECONDS
+from rewrite.plan.price import SEGMENT_SECONDS, work_seconds
 from rewrite.plan.stage import Stage, staged
 from rewrite.program import Program
 
@@ -29,6 +29,16 @@ class Options:
 
     points: tuple[Point | None, ...]
     footprints: tuple[Footprint, ...]
+    step_seconds: float = 0.0
+    """Of the piece's forward and backward as it is."""
+
+
+@dataclass
+class Known:
+    """What has been found of pieces by kind, for one device, its rates and one model; programs of it may share it."""
+
+    kinds: dict[str, Kind] = field(default_factory=dict)
+    options: dict[str, Options] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -39,23 +49,39 @@ class PlanModel:
     options: tuple[Options, ...]
     chain: Chain
 
+    @property
+    def step_seconds(self) -> float:
+        """Of the forward and backward of all pieces as they are."""
+        return sum(options.step_seconds for options in self.options)
+
     def points(self, choice: Sequence[int]) -> tuple[Point | None, ...]:
         """What each piece keeps under a choice of options."""
         return tuple(options.points[option] for options, option in zip(self.options, choice, strict=True))
 
 
 def plan_model(
-    program: Program, root: nn.Module, before: Estimate, device: str, rates: Rates, *, calibrate: bool = False
+    program: Program,
+    root: nn.Module,
+    before: Estimate,
+    device: str,
+    rates: Rates,
+    *,
+    calibrate: bool = False,
+    known: Known | None = None,
 ) -> PlanModel:
-    """Profile, curve and footprints of each kind of piece of `program`; `before` is its estimate without tags."""
+    """Profile, curve and footprints of each kind of piece of `program`, those that are not in `known` yet.
+
+    `before` is the estimate of the program without tags, or of one with the same parameters, inputs and optimizer.
+    """
+    known = known or Known()
     with staged(root, device) as stage:
-        found = outline(program, stage, rates)
-    if calibrate:
-        found.kinds.update({key: _calibrated(kind) for key, kind in found.kinds.items()})
+        found = outline(program, stage, rates, known.kinds)
+    new = {piece.kind.key: piece.kind for piece in found.pieces if piece.kind.key not in known.options}
     with staged(root, device) as stage:
-        known = {key: _options(kind, stage) for key, kind in found.kinds.items()}
+        for key, kind in new.items():
+            known.options[key] = _options(_calibrated(kind) if calibrate else kind, stage, rates)
         gradients = _gradients_left(found, root)
-    options = tuple(known[piece.kind.key] for piece in found.pieces)
+    options = tuple(known.options[piece.kind.key] for piece in found.pieces)
     constant = sum(before.by_category[category] for category in ALWAYS_THERE)
     chain = Chain(
         _links(found, options),
@@ -73,7 +99,7 @@ def _calibrated(kind: Kind) -> Kind:
     return replace(kind, profile=kind.profile.priced(node_seconds(kind)))
 
 
-def _options(kind: Kind, stage: Stage) -> Options:
+def _options(kind: Kind, stage: Stage, rates: Rates) -> Options:
     if kind.profile is None:
         return Options((None,), (Footprint(),))
     points: list[Point | None] = [None]
@@ -81,11 +107,12 @@ def _options(kind: Kind, stage: Stage) -> Options:
     if footprints[0].kept:
         for point in curve(kind.profile):
             found = measure(kind, point, stage)
-            seconds = found.seconds + SEGMENT_SECONDS * len(kind.profile.nodes)
+            again = found.seconds + SEGMENT_SECONDS * len(kind.profile.nodes)
             points.append(point)
-            footprints.append(replace(found, seconds=seconds))
+            footprints.append(replace(found, seconds=again))
     kept = [place for place in range(len(points)) if not _worse(place, footprints)]
-    return Options(tuple(points[place] for place in kept), tuple(footprints[place] for place in kept))
+    seconds = work_seconds(footprints[0].work, rates)
+    return Options(tuple(points[place] for place in kept), tuple(footprints[place] for place in kept), seconds)
 
 
 def _worse(place: int, footprints: Sequence[Footprint]) -> bool:

@@ -74,12 +74,14 @@ class Outline:
     kinds: dict[str, Kind] = field(default_factory=dict)
 
 
-def outline(program: Program, stage: Stage, rates: Rates) -> Outline:
-    """Walk the program from its first region, the root, and profile each kind of piece once.
+def outline(program: Program, stage: Stage, rates: Rates, kinds: dict[str, Kind] | None = None) -> Outline:
+    """Walk the program from its first region, the root, and profile each kind of piece that is not in `kinds` yet.
 
     Without a graph for the root, every block stands by itself.
     """
     walk = _Walk(program, stage, rates)
+    if kinds is not None:
+        walk.found.kinds = kinds
     if program.regions and not program.regions[0].path:
         walk.enter(program.regions[0], "", None)
         return walk.found

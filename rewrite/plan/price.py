@@ -29,7 +29,12 @@ class Effort:
 
     def seconds(self, rates: Rates) -> float:
         """On a device with these rates; each operator takes the longer of its arithmetic and its traffic."""
-        return self.drawn / rates.draws + sum(each.calls * _operator_seconds(each, rates) for each in self.work)
+        return self.drawn / rates.draws + work_seconds(self.work, rates)
+
+
+def work_seconds(work: Iterable[Work], rates: Rates) -> float:
+    """Of all these operators on a device with these rates, one after another."""
+    return sum(each.calls * _operator_seconds(each, rates) for each in work)
 
 
 def _operator_seconds(work: Work, rates: Rates) -> float:

@@ -8,24 +8,19 @@ smaller budget is never answered by a plan with a larger peak.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from rewrite.errors import BudgetError, InputError
 from rewrite.example import Example
-from rewrite.memory.rates import PEAK_RATES
+from rewrite.memory.rates import PEAK_RATES, Rates
 from rewrite.memory.timeline import Estimate, Peak
 from rewrite.plan.apply import Kept, apply_points
 from rewrite.plan.chain import Simulation
-from rewrite.plan.model import PlanModel, plan_model
+from rewrite.plan.ladder import RUNGS, Ladder
+from rewrite.plan.model import Known, PlanModel, plan_model
 from rewrite.plan.trial import try_program
 from rewrite.program import Program
 from rewrite.report.sizes import size_text
-
-RUNGS = 96
-"""Targets of the ladder: one takes about a hundredth of what there is to save."""
-TRUST = 0.004
-"""How far above the budget a simulated peak may be, of the budget, for the plan to be run all the same."""
 
 
 @dataclass(frozen=True)
@@ -69,21 +64,23 @@ class Search:
     """The ladder of one program, made as far as budgets ask for it."""
 
     def __init__(
-        self, program: Program, example: Example, *, profile: str | None = None, calibrate: bool = False
+        self,
+        program: Program,
+        example: Example,
+        *,
+        profile: str | None = None,
+        calibrate: bool = False,
+        known: Known | None = None,
     ) -> None:
-        device = example.device or "cpu"
-        name = profile or ("cpu" if device == "cpu" else "h100")
-        if name not in PEAK_RATES:
-            raise InputError(f"device profile {name!r}", "it is not known", f"choose one of {', '.join(PEAK_RATES)}")
         self.program = program
         self.example = example
-        self.device = device
-        self.rates = PEAK_RATES[name]
+        self.device = example.device or "cpu"
+        self.rates = rates_of(profile, self.device)
         self.calibrate = calibrate
+        self.known = known or Known()
         self.before = try_program(program, example)
         self._model: PlanModel | None = None
-        self._targets: list[int] = []
-        self._plans: dict[int, Simulation] = {}
+        self._ladder: Ladder | None = None
         self._tried: dict[tuple[int, ...], tuple[Program, tuple[Kept, ...], Estimate]] = {}
 
     def plan(self, budget_bytes: int) -> KeepPlan:
@@ -107,36 +104,25 @@ class Search:
         if self._model is None:
             assert self.example.root is not None
             self._model = plan_model(
-                self.program, self.example.root, self.before, self.device, self.rates, calibrate=self.calibrate
-            )
+                self.program, self.example.root, self.before, self.device, self.rates,
+                calibrate=self.calibrate, known=self.known,
+            )  # fmt: skip
         return self._model
 
-    def targets(self) -> Sequence[int]:
-        """The simulated peaks of the ladder, from the highest to the lowest."""
-        if not self._targets:
-            chain = self.model.chain
-            untouched = chain.simulate([0] * len(chain.links))
-            lowest = chain.lowest()
-            span = untouched.peak_bytes - lowest.peak_bytes
-            self._targets = [untouched.peak_bytes - span * rung // RUNGS for rung in range(RUNGS + 1)]
-            self._plans = {0: untouched, RUNGS: lowest}
-        return self._targets
+    @property
+    def ladder(self) -> Ladder:
+        """The plans that answers are taken from."""
+        if self._ladder is None:
+            self._ladder = Ladder(self.model.chain)
+        return self._ladder
 
     def _first(self, budget_bytes: int) -> int:
         """The first rung worth running, if the simulation is as far off as it is for the untouched program."""
-        targets = self.targets()
-        off = self.before.peak_bytes - targets[0]
-        bound = budget_bytes * (1 + TRUST)
-        return next((rung for rung in range(1, RUNGS + 1) if targets[rung] + off <= bound), RUNGS)
+        return self.ladder.first(budget_bytes, self.before.peak_bytes - self.ladder.targets()[0])
 
     def simulated(self, rung: int) -> Simulation:
         """The plan of a rung, with its simulated peak."""
-        targets = self.targets()
-        if rung not in self._plans:
-            found = self.model.chain.best(targets[rung])
-            assert found is not None, "a target above the lowest peak has a plan"
-            self._plans[rung] = found
-        return self._plans[rung]
+        return self.ladder.simulated(rung)
 
     def measured(self, choice: tuple[int, ...]) -> Estimate:
         """The memory of a step with this choice, run on fakes."""
@@ -147,6 +133,14 @@ class Search:
             program, kept = apply_points(self.program.copy(), self.model.pieces, self.model.points(choice))
             self._tried[choice] = program, kept, try_program(program, self.example)
         return self._tried[choice]
+
+
+def rates_of(profile: str | None, device: str) -> Rates:
+    """The rates that price a plan for a device: those of the named profile. Raises InputError for an unknown one."""
+    name = profile or ("cpu" if device == "cpu" else "h100")
+    if name not in PEAK_RATES:
+        raise InputError(f"device profile {name!r}", "it is not known", f"choose one of {', '.join(PEAK_RATES)}")
+    return PEAK_RATES[name]
 
 
 def _too_small(budget_bytes: int, lowest_bytes: int, peak: Peak) -> BudgetError:

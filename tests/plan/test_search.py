@@ -15,7 +15,8 @@ from passes import Checkpoint
 from rewrite.errors import BudgetError
 from rewrite.example import Example
 from rewrite.memory.allocator import allocated_peak_bytes
-from rewrite.plan.search import RUNGS, Search
+from rewrite.plan.ladder import RUNGS
+from rewrite.plan.search import Search
 from tests.memory.models import MODELS
 from tests.plan.models import Bridged, Stack, tokens
 from tests.zoo.plain import PLAIN
