@@ -126,18 +126,17 @@ class Rewriting:
     def region(self, captured: Captured, taken: set[str]) -> Region:
         """Serve also the siblings that did not run, unless they were captured by themselves."""
         instances = list(captured.instances)
-        group = self.blocks().blocks.get(captured.path)
+        structure = self.blocks()
+        group = structure.blocks.get(captured.path)
         if group is not None and captured.shared:
-            likes = [path for path, other in self.blocks().blocks.items() if other == group and path not in taken]
-            instances += [path for path in likes if self._alike(path, captured)]
+            flags = Watch(captured.module, captured.path, structure).state()
+            likes = [path for path, other in structure.blocks.items() if other == group and path not in taken]
+            states = ((path, Watch(self.root.get_submodule(path), path, structure).state()) for path in likes)
+            instances += [path for path, state in states if state == flags]
         return Region(
             captured.path, tuple(instances), type(captured.module).__name__, captured.graph,
             written_buffers=captured.written_buffers, mutated_inputs=captured.mutated_inputs, captured=captured,
         )  # fmt: skip
-
-    def _alike(self, path: str, captured: Captured) -> bool:
-        flags_of_captured = self.region_flags(captured.module, captured.path)
-        return self.region_flags(self.root.get_submodule(path), path) == flags_of_captured
 
     def emit(self, program: Program) -> None:
         """Generate code for every region and install it on each of its instances; children before their parents."""
