@@ -18,7 +18,8 @@ COLUMNS = (
 EXPLAINED = (
     "peak: allocator, above parameters, gradients included; activations: above the gradients too; saved: left by the "
     "forward; resident set: what it rose by; time: CPU time of a step to eager's, median of pairs (eager's own row is "
-    "the noise); work: floating point operations; gradients, buffers: relative L2 difference from eager's"
+    "the noise); work: floating point operations; gradients, buffers: relative L2 difference from eager's, which "
+    "is that of the dropout masks where a method draws them in another order"
 )
 
 
