@@ -10,13 +10,13 @@ if TYPE_CHECKING:
     from rewrite import KeepPlan, Program
 
 
-def within_budget(program: Program, budget: str | int) -> PassResult:
-    """Tag `program` with the least recompute whose step peaks at no more than `budget`.
+def within_budget(program: Program, budget: str | int, profile: str | None = None) -> PassResult:
+    """Tag `program` with the least recompute, by a profile's rates, whose step peaks at no more than `budget`.
 
     Raises BudgetError when there is none, InputError for a text that is no number of bytes.
     """
     bytes_given = budget if isinstance(budget, int) else parse_bytes(budget)
-    plan = plan_keep(program, bytes_given)
+    plan = plan_keep(program, bytes_given, profile=profile)
     if not plan.kept:
         reason = f"a step takes {size_text(plan.before.peak_bytes)} as it is, within the budget: nothing is recomputed"
         return PassResult(program, False, refusals=(Refusal("", reason),))

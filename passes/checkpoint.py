@@ -38,6 +38,8 @@ class Checkpoint(Pass):
     budget: str | int | None = None
     """Bytes (`6GiB`) that a training step may take, as `rewrite.estimate` counts them: what every block keeps is then
     chosen so that the step fits with the least recompute."""
+    profile: str | None = None
+    """With `budget`: the device whose peak rates price a recompute, such as h100; by default the one counted for."""
 
     name: ClassVar[str] = "checkpoint"
     numerics: ClassVar[Numerics] = Numerics.EXACT
@@ -49,6 +51,8 @@ class Checkpoint(Pass):
         if self.budget is not None and (self.policy != "blocks" or self.every != 1 or self.select is not None):
             cause = "a budget chooses what is kept: it goes without `policy`, `every` and `select`"
             raise PassError("checkpoint", cause, "leave the budget out, or the other options")
+        if self.profile is not None and self.budget is None:
+            raise PassError("checkpoint{profile=}", "a profile prices what a budget chooses", "give a budget too")
         if not isinstance(self.every, int) or isinstance(self.every, bool) or self.every < 1:
             subject = f"checkpoint{{every={self.every}}}"
             raise PassError(subject, "every is a whole number from 1", "leave it out to recompute every block")
@@ -61,7 +65,7 @@ class Checkpoint(Pass):
     def apply(self, program: Program) -> PassResult:
         """Tag the nodes to recompute; nodes that are tagged already stay as they are."""
         if self.budget is not None and plans(program):
-            return within_budget(program, self.budget)
+            return within_budget(program, self.budget, self.profile)
         if self.select is not None:
             return self._selected(program, (self.select,) if isinstance(self.select, str) else self.select)
         if self.policy == "sqrt":
@@ -78,6 +82,10 @@ class Checkpoint(Pass):
         wanted = {path for stack in _stacks(blocks).values() for path in stack[:: self.every]}
         tags = Tags(program)
         return _result(_tag_instances(program, wanted, tags), tags)
+
+    def within(self, budget: str | int, profile: str | None) -> Pass:
+        """What this pass is called with when passes are chosen for a budget."""
+        return Checkpoint(budget=budget, profile=profile)
 
     def _selected(self, program: Program, patterns: Sequence[str]) -> PassResult:
         tags = Tags(program)

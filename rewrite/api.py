@@ -17,9 +17,10 @@ from rewrite.diff.model import GraphDiff
 from rewrite.emit.forward import RegionForward
 from rewrite.emit.rewriting import Rewriting
 from rewrite.emit.tree import copy_tree
-from rewrite.errors import CaptureError, InputError, ModelError, RewriteError
+from rewrite.errors import CaptureError, InputError, ModelError
 from rewrite.inputs import as_call
 from rewrite.memory import Estimate, estimate_step
+from rewrite.plan.joint import chooser
 from rewrite.program import Opaque, Program
 
 Model = TypeVar("Model", bound=nn.Module)
@@ -32,6 +33,9 @@ def optimize(
     example_inputs: Any = None,
     budget: str | int | None = None,
     optimizer: str | None = None,
+    device: str | None = None,
+    profile: str | None = None,
+    allow: str = "reassociated",
     inplace: bool = False,
     opaque: Sequence[str] = (),
 ) -> Model:
@@ -40,17 +44,25 @@ def optimize(
     `passes` are pass objects or a spec text such as `"checkpoint{policy=sqrt}"`. `example_inputs` is one call: a dict
     of keyword arguments, a tuple or list of positional ones, or a tensor; without them the model's `dummy_inputs` are
     used, else the first call. The result shares every Parameter and buffer with `model`, which is left as it was
-    unless `inplace=True`. Modules named in `opaque` keep their own forward. `budget` and `optimizer` belong to planning
-    to a byte budget, which is not there yet: a budget raises, and the optimizer has no effect.
+    unless `inplace=True`. Modules named in `opaque` keep their own forward.
+
+    With `budget`, bytes that a training step may take as `estimate` counts them (`"8GiB"`), passes are chosen beside
+    the given ones: of what the installed passes offer, those with the least predicted time whose step fits, by the
+    first training step that is captured; calls of other shapes get the same passes. `allow` is the loosest numerics a
+    chosen pass may have: "exact", "reassociated" or "reduced". `optimizer` and `device` ("cpu", "cuda") are what a step
+    is counted with, `profile` names the peak rates that price its time.
 
     Raises RewriteError subclasses: CaptureError when the forward fails on the example inputs, SpecError and
-    SelectorError for a pipeline that does not fit, InputError for example inputs that are not a call.
+    SelectorError for a pipeline that does not fit, InputError for example inputs that are not a call, BudgetError when
+    no choice fits, with the lowest peak there is and what holds it there.
     """
-    chosen = _checked(model, passes, budget)
+    chosen = _checked(model, passes)
     target = model if inplace else copy_tree(model)
     reasons = dict.fromkeys(_known_paths(target, opaque), "named in `opaque`")
     rewriting = Rewriting(target, chosen, reasons)
-    rewriting.optimizer = optimizer
+    rewriting.optimizer, rewriting.device = optimizer, device
+    if budget is not None:
+        rewriting.choose = chooser(budget, chosen, profile=profile, allow=allow)
     try:
         rewriting.install("")
         for path in rewriting.blocks().blocks:
@@ -120,7 +132,7 @@ def diff(
     `optimize` and `estimate` raise.
     """
     with progress("capturing and rewriting"):
-        rewritten = optimize(model, passes, example_inputs=example_inputs, optimizer=optimizer)
+        rewritten = optimize(model, passes, example_inputs=example_inputs, optimizer=optimizer, device=device)
     told = report(rewritten)
     if told.before is None or told.after is None:
         raise CaptureError(
@@ -178,14 +190,12 @@ def report(model: nn.Module) -> Report:
     )
 
 
-def _checked(model: nn.Module, passes: str | Sequence[Pass], budget: str | int | None) -> tuple[Pass, ...]:
+def _checked(model: nn.Module, passes: str | Sequence[Pass]) -> tuple[Pass, ...]:
     """The passes, if `model` can take them; raises ModelError, SpecError, InputError."""
     if not isinstance(model, nn.Module):
         raise ModelError(
             "model", f"optimize takes a torch.nn.Module, not {type(model).__name__}", "pass the module itself"
         )
-    if budget is not None:
-        raise RewriteError("budget", "planning to a byte budget is not available yet", "name the passes instead")
     chosen = spec.parse(passes, registry.load) if isinstance(passes, str) else tuple(passes)
     for entry in chosen:
         if not isinstance(entry, Pass):

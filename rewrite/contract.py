@@ -82,6 +82,13 @@ class Pass(abc.ABC):
         """
         return ()
 
+    def within(self, budget: str | int, profile: str | None) -> Pass | None:
+        """This pass told to choose what to keep so that a step fits `budget`, priced by a device profile's rates.
+
+        None by default: the pass takes no budget. The planner adds the first that does to what it has chosen.
+        """
+        return None
+
     def __str__(self) -> str:
         """The spec text that parses back to this pass."""
         return render_pass(self)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import inspect
-from dataclasses import dataclass
+from collections.abc import Hashable
+from dataclasses import dataclass, field
 from typing import Any
 
 from torch import nn
@@ -24,6 +25,8 @@ class Example:
     """Whose state counts in a step; see `rewrite.estimate`."""
     device: str | None = None
     """Which device's kernels count: "cpu" or "cuda"."""
+    found: dict[Hashable, Any] = field(default_factory=dict)
+    """What planning has found of programs of this call, by what it depends on, so that it is found once."""
 
     def inputs(self) -> Any:
         """The call as example inputs: positional ones by name where there are both."""
@@ -35,3 +38,4 @@ class Example:
     def release(self) -> None:
         """Let go of the model and the inputs."""
         self.root, self.args, self.kwargs = None, (), None
+        self.found.clear()

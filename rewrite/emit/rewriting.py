@@ -42,6 +42,8 @@ class Rewriting:
         self.optimizer: str | None = None
         self.device: str | None = None
         """What a step is counted with when passes plan to a budget; see `Example`."""
+        self.choose: Callable[[Program], tuple[Pass, ...]] | None = None
+        """What chooses passes behind the given ones, for the first training step that is captured; then None."""
         self.structure: Structure | None = None
         self.tree: dict[str, int] = {}
         self.failed: set[tuple[str, Hashable]] = set()
@@ -104,6 +106,9 @@ class Rewriting:
         example = Example(self.root if trains else None, args, kwargs, self.optimizer, self.device)
         program = replace(program, metadata={**program.metadata, "example": example})
         try:
+            if trains and self.choose is not None:
+                given = pipeline.run(program, self.passes).program
+                self.passes, self.choose = (*self.passes, *self.choose(given)), None
             result = pipeline.run(program, self.passes)
         finally:
             example.release()

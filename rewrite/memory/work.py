@@ -93,6 +93,8 @@ _OWN_FORMULAS: dict[Any, Callable[..., int]] = {
     aten.mm: _product_flops,
     aten.bmm: _product_flops,
     aten.addmm: _added_product_flops,
+    aten.addmm_: _added_product_flops,
+    aten.baddbmm_: _added_product_flops,
     aten._scaled_dot_product_flash_attention_for_cpu: _attention_flops,
     aten._scaled_dot_product_flash_attention_for_cpu_backward: _attention_backward_flops,
     aten._grouped_mm: _grouped_flops,

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from rewrite.errors import BudgetError, InputError
 from rewrite.example import Example
 from rewrite.memory.rates import PEAK_RATES, Rates
-from rewrite.memory.timeline import Estimate, Peak
+from rewrite.memory.timeline import Estimate
 from rewrite.plan.apply import Kept, apply_points
 from rewrite.plan.chain import Simulation
 from rewrite.plan.ladder import RUNGS, Ladder
@@ -21,6 +21,7 @@ from rewrite.plan.model import Known, PlanModel, plan_model
 from rewrite.plan.trial import try_program
 from rewrite.program import Program
 from rewrite.report.sizes import size_text
+from rewrite.text import program_text
 
 
 @dataclass(frozen=True)
@@ -56,8 +57,17 @@ def plan_keep(program: Program, budget_bytes: int, *, profile: str | None = None
         raise InputError(
             "plan_keep", "the program is not a whole model that is being rewritten", "call it from a pass's apply()"
         )
-    search = Search(program, example, profile=profile, calibrate=calibrate)
-    return search.plan(budget_bytes)
+    return search_of(program, example, profile=profile, calibrate=calibrate).plan(budget_bytes)
+
+
+def search_of(program: Program, example: Example, *, profile: str | None = None, calibrate: bool = False) -> Search:
+    """The search of a program; while its model is being rewritten, the same one for an equal program."""
+    key = program_text(program), profile, calibrate
+    if key not in example.found:
+        known = example.found.setdefault(("known", profile, calibrate), Known())
+        example.found[key] = Search(program, example, profile=profile, calibrate=calibrate, known=known)
+    found: Search = example.found[key]
+    return found
 
 
 class Search:
@@ -87,16 +97,17 @@ class Search:
         """The plan for a budget; raises BudgetError."""
         if self.before.peak_bytes <= budget_bytes:
             return KeepPlan(self.program, (), budget_bytes, self.before, self.before, 0.0, 0)
-        lowest: tuple[int, Peak] | None = None
         for rung in range(self._first(budget_bytes), RUNGS + 1):
             simulated = self.simulated(rung)
             program, kept, after = self._try(simulated.choice)
             if after.peak_bytes <= budget_bytes:
                 return KeepPlan(program, kept, budget_bytes, self.before, after, simulated.seconds, rung)
-            if lowest is None or after.peak_bytes < lowest[0]:
-                lowest = (after.peak_bytes, after.peak)
-        assert lowest is not None
-        raise _too_small(budget_bytes, *lowest)
+        raise too_small(budget_bytes, self.lowest_tried)
+
+    @property
+    def lowest_tried(self) -> Estimate:
+        """The step with the lowest peak of those that were run."""
+        return min([self.before, *(after for _, _, after in self._tried.values())], key=lambda each: each.peak_bytes)
 
     @property
     def model(self) -> PlanModel:
@@ -143,15 +154,19 @@ def rates_of(profile: str | None, device: str) -> Rates:
     return PEAK_RATES[name]
 
 
-def _too_small(budget_bytes: int, lowest_bytes: int, peak: Peak) -> BudgetError:
+def too_small(
+    budget_bytes: int, lowest: Estimate, by: str = "recomputing", instead: str = "another pass beside checkpoint"
+) -> BudgetError:
+    """The error for a budget that nothing fits: the lowest peak there is, what reaches it, and what holds it there."""
+    peak = lowest.peak
     where = f"{peak.phase} of {peak.module_path or 'the model itself'}, at {peak.node}"
     largest = ", ".join(
         f"{held.module_path or held.node} {size_text(held.bytes)} ({held.category})" for held in peak.largest[:3]
     )
     return BudgetError(
         f"budget {size_text(budget_bytes)}",
-        f"the lowest peak that recomputing reaches is {size_text(lowest_bytes)} ({lowest_bytes} bytes), reached in "
+        f"the lowest peak that {by} reaches is {size_text(peak.bytes)} ({peak.bytes} bytes), reached in "
         f"the {where}; the largest there: {largest}",
-        f"give at least {lowest_bytes} bytes, a smaller batch, or another pass beside checkpoint",
-        lowest_bytes,
+        f"give at least {peak.bytes} bytes, a smaller batch, or {instead}",
+        peak.bytes,
     )

@@ -1,0 +1,254 @@
+"""Choose passes and what blocks keep together: the pipeline with the least predicted time whose step fits.
+
+Every pipeline of the passes' offers has a ladder of plans (`rewrite.plan.ladder`). Those are taken in the order of
+their time: first as a bound from one solve, then as the rung itself, at last as measured by a run on fakes; the first
+that is measured and fits is the answer. What there is to choose from and its order do not depend on the budget, so a
+smaller budget is never answered by a plan with a larger peak.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from rewrite.contract import Numerics, Pass
+from rewrite.errors import BudgetError, InputError
+from rewrite.example import Example
+from rewrite.memory.timeline import Estimate
+from rewrite.plan.ladder import TRUST, Ladder
+from rewrite.plan.model import PlanModel, plan_model
+from rewrite.plan.offers import applied, installed, pipelines
+from rewrite.plan.search import KeepPlan, Search, rates_of, search_of, too_small
+from rewrite.program import Program
+from rewrite.report.sizes import parse_bytes
+from rewrite.spec import render
+
+FLOORS = 3
+"""Pipelines with the lowest simulated peaks that are run to find the lowest peak there is."""
+
+BOUND, RUNG, MEASURED = range(3)
+"""How a time is known, from a bound that takes one solve to a plan that was run."""
+
+
+@dataclass(frozen=True)
+class Priced:
+    """A peak, and the time of a step that reaches it, of which both are predicted."""
+
+    peak_bytes: int
+    time_ratio: float
+    """Of the untouched step's time."""
+    passes: tuple[Pass, ...]
+
+
+@dataclass(frozen=True)
+class JointPlan:
+    """The passes chosen for a budget, and what a step with them takes."""
+
+    passes: tuple[Pass, ...]
+    """The whole pipeline, the pass that takes the budget last."""
+    keep: KeepPlan
+    """What blocks keep, in the program that the other passes make."""
+    before: Estimate
+    """Of the program before the choice."""
+    time_ratio: float
+    """Predicted time of a step, of that before the choice: operators at the device's rates, with what a recompute and
+    a chunk add."""
+
+    @property
+    def after(self) -> Estimate:
+        return self.keep.after
+
+    @property
+    def spec(self) -> str:
+        """The pipeline as text, which reproduces the plan."""
+        return render(self.passes)
+
+
+class Candidate:
+    """One pipeline, with the chain of the program it makes."""
+
+    def __init__(self, passes: tuple[Pass, ...], program: Program, model: PlanModel) -> None:
+        self.passes = passes
+        self.program = program
+        self.model = model
+        self.ladder = Ladder(model.chain)
+
+    @property
+    def step_seconds(self) -> float:
+        """Of a step without recompute."""
+        return self.model.step_seconds
+
+    @property
+    def lowest_bytes(self) -> int:
+        """The lowest simulated peak."""
+        return self.ladder.targets()[-1]
+
+
+class Joint:
+    """All pipelines for one captured call, made as far as budgets ask for them."""
+
+    def __init__(
+        self,
+        program: Program,
+        example: Example,
+        *,
+        profile: str | None = None,
+        allow: Numerics = Numerics.REASSOCIATED,
+        given: Sequence[str] = (),
+    ) -> None:
+        self.program = program
+        self.example = example
+        self.profile = profile
+        self.allow = allow
+        self.given = given
+        self.base: Search = search_of(program, example, profile=profile)
+        self._candidates: list[Candidate] = []
+
+    @property
+    def candidates(self) -> list[Candidate]:
+        """The pipelines there are; the first has no pass."""
+        if not self._candidates:
+            root, rates, known = self.example.root, self.base.rates, self.base.known
+            assert root is not None
+            offering = [each for each in installed() if each.name not in self.given]
+            choices = pipelines(self.program, offering, self.allow)
+            for passes, program in applied(self.program, choices):
+                model = plan_model(program, root, self.base.before, self.base.device, rates, known=known)
+                self._candidates.append(Candidate(passes, program, model))
+        return self._candidates
+
+    @property
+    def off_bytes(self) -> int:
+        """How much higher a run of the untouched program peaks than the simulation says."""
+        return self.base.before.peak_bytes - self.candidates[0].ladder.targets()[0]
+
+    def plan(self, budget: str | int) -> JointPlan:
+        """The plan for a budget in bytes (`8GiB`); raises BudgetError when there is none, InputError for no size."""
+        budget_bytes = budget if isinstance(budget, int) else parse_bytes(budget)
+        before = self.base.before
+        if before.peak_bytes <= budget_bytes:
+            return JointPlan((), self.base.plan(budget_bytes), before, 1.0)
+        queue = self._bounds(budget_bytes)
+        while queue:
+            _, number, stage, keep = heapq.heappop(queue)
+            if keep is not None:
+                return self._joint(number, keep, budget)
+            candidate = self.candidates[number]
+            if stage == BOUND:
+                rung = candidate.ladder.first(budget_bytes, self.off_bytes, start=0)
+                seconds = candidate.step_seconds + candidate.ladder.simulated(rung).seconds
+                heapq.heappush(queue, (seconds, number, RUNG, None))
+                continue
+            try:
+                found = self._search(candidate).plan(budget_bytes)
+            except BudgetError:
+                continue
+            heapq.heappush(queue, (candidate.step_seconds + found.seconds, number, MEASURED, found))
+        return self._lowest(budget, budget_bytes)
+
+    def _bounds(self, budget_bytes: int) -> list[tuple[float, int, int, KeepPlan | None]]:
+        """For each pipeline that may fit, the least time that it can take."""
+        room = int(budget_bytes * (1 + TRUST)) - self.off_bytes
+        found: list[tuple[float, int, int, KeepPlan | None]] = []
+        for number, candidate in enumerate(self.candidates):
+            best = candidate.model.chain.best(room)
+            if best is not None:
+                found.append((candidate.step_seconds + best.seconds, number, BOUND, None))
+        heapq.heapify(found)
+        return found
+
+    def _search(self, candidate: Candidate) -> Search:
+        return search_of(candidate.program, self.example, profile=self.profile)
+
+    def _lowest(self, budget: str | int, budget_bytes: int) -> JointPlan:
+        """A plan of the pipelines that reach lowest, for a budget near the lowest peak there is; raises BudgetError."""
+        order = sorted(range(len(self.candidates)), key=lambda number: (self.candidates[number].lowest_bytes, number))
+        searches = {number: self._search(self.candidates[number]) for number in order[:FLOORS]}
+        for number, search in searches.items():
+            try:
+                return self._joint(number, search.plan(budget_bytes), budget)
+            except BudgetError:
+                continue
+        number = min(searches, key=lambda each: searches[each].lowest_tried.peak_bytes)
+        by = f"{render(self.candidates[number].passes)} with recompute".removeprefix(" with ")
+        raise too_small(budget_bytes, searches[number].lowest_tried, by, self._instead())
+
+    def _instead(self) -> str:
+        """What else there is to do about a budget that is too small."""
+        return "a shorter sequence" + ("" if self.allow is Numerics.REDUCED else ", or allow reduced numerics")
+
+    def _joint(self, number: int, keep: KeepPlan, budget: str | int) -> JointPlan:
+        candidate = self.candidates[number]
+        seconds = candidate.step_seconds + keep.seconds
+        passes = candidate.passes
+        if keep.kept:
+            passes = (*passes, _budgeted(budget, self.profile))
+        return JointPlan(passes, keep, self.base.before, seconds / self.candidates[0].step_seconds)
+
+    def frontier(self, points: int = 10) -> tuple[Priced, ...]:
+        """The least predicted time at peaks evenly spaced from that of the untouched step to the lowest there is."""
+        highest = self.base.before.peak_bytes
+        lowest = min(each.lowest_bytes for each in self.candidates) + self.off_bytes
+        targets = [highest - (highest - lowest) * step // (points - 1) for step in range(points)]
+        return tuple(self._priced(target) for target in targets)
+
+    def _priced(self, target: int) -> Priced:
+        found = []
+        for number, candidate in enumerate(self.candidates):
+            best = candidate.model.chain.best(target - self.off_bytes)
+            if best is not None:
+                seconds = candidate.step_seconds + best.seconds
+                found.append((seconds, number, best.peak_bytes + self.off_bytes, any(best.choice)))
+        seconds, number, peak_bytes, recomputes = min(found)
+        passes = self.candidates[number].passes
+        if recomputes:
+            passes = (*passes, _budgeted(target, self.profile))
+        return Priced(peak_bytes, seconds / self.candidates[0].step_seconds, passes)
+
+
+@dataclass(frozen=True)
+class Chooser:
+    """Chooses passes for the first training step that a model is captured for."""
+
+    budget: str | int
+    allow: Numerics = Numerics.REASSOCIATED
+    profile: str | None = None
+    given: tuple[str, ...] = ()
+    """Names of passes that run before, which are not offered again."""
+
+    def __call__(self, program: Program) -> tuple[Pass, ...]:
+        """The passes for a program whose metadata hold the call; raises BudgetError when no choice fits."""
+        return self.joint(program).plan(self.budget).passes
+
+    def joint(self, program: Program) -> Joint:
+        """What there is to choose from."""
+        example: Example = program.metadata["example"]
+        return Joint(program, example, profile=self.profile, allow=self.allow, given=self.given)
+
+
+def chooser(
+    budget: str | int, given: Sequence[Pass] = (), *, profile: str | None = None, allow: str = "reassociated"
+) -> Chooser:
+    """A chooser for a budget, told as a user tells it; raises InputError for what makes no sense."""
+    bytes_given = budget if isinstance(budget, int) else parse_bytes(budget)
+    if isinstance(budget, bool) or bytes_given < 1:
+        raise InputError(f"budget {budget!r}", "is no number of bytes", "write 8GiB, 512MiB or a plain number")
+    rates_of(profile, "cpu")
+    for each in given:
+        if each.within(budget, profile) is not None:
+            cause = f"a budget chooses what {each.name} keeps, and {each} is given beside it"
+            raise InputError(f"budget {budget}", cause, f"leave {each.name} out, or the budget")
+    levels = [each.value for each in Numerics]
+    if allow not in levels:
+        raise InputError(f"allow {allow!r}", "there are no such numerics", f"choose one of {', '.join(levels)}")
+    return Chooser(budget, Numerics(allow), profile, tuple(each.name for each in given))
+
+
+def _budgeted(budget: str | int, profile: str | None) -> Pass:
+    """The installed pass that keeps to a budget, told this one; raises InputError where there is none."""
+    for each in installed():
+        told = each.within(budget, profile)
+        if told is not None:
+            return told
+    raise InputError("budget", "no installed pass takes a byte budget", "install one, such as checkpoint")
