@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Hashable
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -48,6 +49,12 @@ def fresh_like(leaf: Any) -> Any:
         return leaf
     fresh = torch.empty_strided(leaf.shape, leaf.stride(), dtype=leaf.dtype, device=leaf.device)
     return fresh.requires_grad_().clone() if leaf.requires_grad else fresh
+
+
+def defined_at(function: Callable[..., Any]) -> str:
+    """Where a function begins, as `file.py:12`; empty for one that is not Python's."""
+    code = getattr(inspect.unwrap(function), "__code__", None)
+    return "" if code is None else f"{Path(code.co_filename).name}:{code.co_firstlineno}"
 
 
 def first_line(error: BaseException) -> str:

@@ -18,7 +18,7 @@ from rewrite import calls, runtime
 from rewrite.capture import private
 from rewrite.capture.answers import Answers
 from rewrite.capture.captured import Captured, StoppedError, TimeUpError
-from rewrite.capture.descriptions import first_line, fresh_like, leaf_names, size_key, tensor_versions
+from rewrite.capture.descriptions import defined_at, first_line, fresh_like, leaf_names, size_key, tensor_versions
 from rewrite.capture.fakes import Fakes
 from rewrite.capture.randomness import draws_in_module
 from rewrite.capture.recorder import OpaqueError, Recorder, tensor_version
@@ -164,6 +164,7 @@ class Session:
         self, module: nn.Module, path: str, args: tuple[Any, ...], kwargs: dict[str, Any], metadata: Hashable
     ) -> tuple[Captured, Any]:
         forward = self.original_forward(module)
+        line = defined_at(forward)
         outer, outer_stack, outer_read = self.recorder, self.stack, self.read_hidden
         first_guard = len(private.guards(self.mode))
         buffers = {name: (buffer, tensor_version(buffer)) for name, buffer in module.named_buffers()}
@@ -172,18 +173,18 @@ class Session:
         key = (recorder.parts.skeleton, ambient(), self.flags(module, path))
         skeleton = recorder.parts.skeleton
         if calls.holds_unseen(skeleton):
-            raise OpaqueError(path, "it is given an object whose content cannot be seen (a set, a deque, slots)")
+            raise OpaqueError(path, "it is given an object whose content cannot be seen (a set, a deque, slots)", line)
         self.recorder, self.stack, self.read_hidden = recorder, [path], False
         try:
             held = Containers(members(module, path, self.structure))
             given = (args, kwargs)
             contents = calls.contents(given)
-            with self._instance_attributes_watched(module, path), self.no_foreign_random_numbers():
+            with self._instance_attributes_watched(module, path), self.no_foreign_random_numbers(line):
                 out = forward(*args, **kwargs)
             if held.changed():
-                raise OpaqueError(path, "its forward changes a list, dict or set that a module holds")
+                raise OpaqueError(path, "its forward changes a list, dict or set that a module holds", line)
             if calls.contents(given) != contents:
-                raise OpaqueError(path, "its forward changes a list, dict or record that it is given")
+                raise OpaqueError(path, "its forward changes a list, dict or record that it is given", line)
             result = recorder.output(out)
         except (OpaqueError, StoppedError, TimeUpError):
             raise
@@ -312,8 +313,9 @@ class Session:
             return out
         self.stack.append(path)
         try:
-            with self.no_foreign_random_numbers():
-                out = self.original_forward(module)(*args, **kwargs)
+            forward = self.original_forward(module)
+            with self.no_foreign_random_numbers(defined_at(forward)):
+                out = forward(*args, **kwargs)
             if not recorder.knows(out):
                 raise self.opaque("it returns a tensor that a region below it made and did not return itself")
             return out
@@ -325,12 +327,13 @@ class Session:
             self.stack.pop()
 
     @contextlib.contextmanager
-    def no_foreign_random_numbers(self) -> Iterator[None]:
+    def no_foreign_random_numbers(self, line: str) -> Iterator[None]:
         """A graph would hold the numbers that Python's or numpy's generator drew during the capture."""
         python, numbers = random.getstate(), numpy.random.get_state()
         yield
         if random.getstate() != python or not same_numpy_state(numpy.random.get_state(), numbers):
-            raise self.opaque("its forward draws random numbers from Python's or numpy's generator")
+            reason = "its forward draws random numbers from Python's or numpy's generator"
+            raise OpaqueError(self.module_path(), reason, line)
 
     def _can_nest(self, path: str) -> bool:
         """A region is not opened inside a block's graph: the block is the unit that passes work on."""
