@@ -15,6 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import rewrite
 from passes import Checkpoint
+from tests.cases.recomputed import recomputed
 from tests.zoo.plain import GatedBlock
 
 STEPS = 3
@@ -22,17 +23,15 @@ WORLD = 2
 
 
 class Twice(nn.Module):
-    """One block applied twice, and two blocks of its kind."""
+    """Blocks of which the first is applied twice, in a row and once more at the end."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.shared = GatedBlock(16)
-        self.blocks = nn.ModuleList(GatedBlock(16) for _ in range(2))
+        self.blocks = nn.ModuleList(GatedBlock(16) for _ in range(3))
 
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
-        hidden = self.shared(self.shared(hidden))
-        for block in self.blocks:
-            hidden = block(hidden)
+        for place in (0, 0, 1, 2, 0):
+            hidden = self.blocks[place](hidden)
         return hidden.pow(2).mean()
 
 
@@ -65,6 +64,7 @@ def worker(rank: int, port: int, policy: str, folder: str) -> None:
         start = list(build().parameters())
         torch.save(
             {
+                "recomputed": recomputed(small),
                 "equal": all(torch.equal(a, b) for a, b in zip(expected, found, strict=True)),
                 "moved": not torch.equal(start[0], found[0]),
                 "found": found,
@@ -83,5 +83,6 @@ def test_a_block_applied_twice_trains_under_data_parallelism(policy: str, tmp_pa
         port = probe.getsockname()[1]
     processes.spawn(worker, (port, policy, str(tmp_path)), nprocs=WORLD)
     results = [torch.load(tmp_path / f"{rank}.pt") for rank in range(WORLD)]
+    assert all({"blocks.0", "blocks.1", "blocks.2"} <= result["recomputed"] for result in results)
     assert all(result["equal"] and result["moved"] for result in results)
     assert all(torch.equal(a, b) for a, b in zip(results[0]["found"], results[1]["found"], strict=True))
