@@ -55,6 +55,7 @@ class ChunkFFN(Pass):
         changes: list[Change] = []
         refusals: list[Refusal] = []
         matched: set[str] = set()
+        saved: list[int] = []
         for region in program.regions:
             found = {last.name: self._fit(span) for last, span in find_feed_forwards(region)}
             for names, instances in self._groups(region, list(found), matched):
@@ -63,10 +64,13 @@ class ChunkFFN(Pass):
                 if spans:
                     program, part = program.split(program.region(instances[0]), instances)
                     again = [each for last, each in find_feed_forwards(part) if last.name in spans]
-                    changes += [self._replace(each) for each in again if not isinstance(each, Refusal)]
+                    for each in again:
+                        if not isinstance(each, Refusal):
+                            saved.append(len(instances) * (each.inside_bytes - self._after_bytes(each)))
+                            changes.append(self._replace(each))
         self._check_selected(program, matched)
         if program.metadata.get("first", True):
-            refusals += _unseen(program)
+            refusals += [*_unseen(program), *_of_config(program, sum(saved))]
             if not changes and not refusals:
                 refusals.append(Refusal("", NOTHING))
         return PassResult(program, bool(changes), tuple(changes), tuple(refusals))
@@ -89,8 +93,7 @@ class ChunkFFN(Pass):
                 f"dimension {self.dim} is not one of positions: a row here is what stands along dimension {rank - 1}"
             )
             return Refusal(found.path, reason, str(found.last.meta.get("source", "")))
-        chunks = self.chunks or fitting_chunks(found)
-        after = found.entry_bytes + math.ceil(found.inside_bytes / chunks)
+        chunks, after = self.chunks or fitting_chunks(found), self._after_bytes(found)
         if after < found.inside_bytes:
             return found
         reason = (
@@ -98,6 +101,10 @@ class ChunkFFN(Pass):
             f"chunk would take {after:,}, which saves nothing"
         )
         return Refusal(found.path, reason, str(found.last.meta.get("source", "")))
+
+    def _after_bytes(self, span: FeedForward) -> int:
+        """What the span's entry and the inside of one chunk take."""
+        return span.entry_bytes + math.ceil(span.inside_bytes / (self.chunks or fitting_chunks(span)))
 
     def _groups(self, region: Region, names: list[str], matched: set[str]) -> list[tuple[set[str], tuple[str, ...]]]:
         """Instances of a region, by the products at whose spans `select` points in them."""
@@ -144,6 +151,20 @@ def _unseen(program: Program) -> list[Refusal]:
         )
         for entry in reversed(causes.values())
     ]
+
+
+def _of_config(program: Program, saved: int) -> list[Refusal]:
+    """What transformers' own chunking of feed-forward parts does in training."""
+    root = next((region for region in program.regions if not region.path), None)
+    config = getattr(root.captured.module, "config", None) if root else None
+    size = getattr(config, "chunk_size_feed_forward", 0)
+    if not size:
+        return []
+    reason = (
+        f"chunk_size_feed_forward={size} in the config saves 0 bytes in training, as autograd holds what every chunk "
+        f"makes; computing each chunk again, as the changes of this pass do, saves {saved:,}"
+    )
+    return [Refusal("", reason)]
 
 
 def _selects(pattern: str, path: str) -> bool:

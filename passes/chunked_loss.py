@@ -153,8 +153,8 @@ class _Ahead(torch.autograd.Function):
                 logits = functional.linear(part, matrix, offset)
             with around():
                 scores, back = _through_tail(chunked.tail, logits, more, gradients.more_needed, train)
-            del logits
             step = _Step(chunked.loss, scores, targets, class_weight)
+            del logits, scores  # of one chunk, as little as can be at once
             total = total + step.total
             if gradients.needed:
                 flowing, per_row = step.gradient(separate=back is None)
@@ -162,6 +162,8 @@ class _Ahead(torch.autograd.Function):
                     flowing = gradients.add_more(back(flowing))
                 with torch.autocast(rows.device.type, enabled=False):
                     gradients.add(place, part, matrix, flowing.to(part.dtype), per_row)
+                del flowing
+            del step, back
         return _finish(ctx, chunked, labels, class_weight, total, gradients)
 
     @staticmethod

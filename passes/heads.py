@@ -262,7 +262,7 @@ def _axis_before(node: Node, source: Node, axis: int) -> int | None:
         return _moved(node, before.dim(), axis)
     last_before, last_after = before.dim() - 1, after.dim() - 1
     if axis == last_after and str(before.shape[-1]) == str(after.shape[-1]) and before.dim() and last_before:
-        return last_before
+        return int(last_before)
     if name == "contiguous":
         return axis
     return None

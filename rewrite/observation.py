@@ -31,6 +31,8 @@ class Observation:
     """State of each random stream after the backward: "torch", "cuda:0", "python", "numpy"."""
     hook_calls: Mapping[str, int]
     """How often the modules that carry hooks were called, by path."""
+    dropped: frozenset[str] = frozenset()
+    """Outputs that a pass was told to leave out; they cannot be read."""
 
 
 def observe(
@@ -50,7 +52,9 @@ def observe(
         with _counted_hooks(module) as hook_calls:
             output = module(*args, **kwargs)
             loss = objective(output)
-            outputs = {path: _copy(tensor) for path, tensor in tensors(output)}
+            found = dict(tensors(output))
+            dropped = frozenset(path for path, tensor in found.items() if getattr(tensor, "is_dropped", False))
+            outputs = {path: _copy(tensor) for path, tensor in found.items() if path not in dropped}
             if loss.requires_grad:
                 loss.backward()
         given = [(path, tensor) for path, tensor in tensors((args, kwargs), "input") if tensor.requires_grad]
@@ -62,6 +66,7 @@ def observe(
             {name: _copy(buffer) for name, buffer in module.named_buffers()},
             _streams(module),
             dict(hook_calls),
+            dropped,
         )
 
 

@@ -102,7 +102,16 @@ def _load_config(request: Request, device: torch.device) -> Loaded:
     inputs, length = training_batch(name, model, task, request.batch or 1, request.seq)
     sizes = f"batch {request.batch or 1}" + (f", sequence {length}" if length else "")
     description = f"{type(model).__name__} ({task.name}), {sizes}"
-    return Loaded(name, model, inputs, description, _batch_notes(inputs, request, length))
+    return Loaded(name, model, inputs, description, (*_batch_notes(inputs, request, length), *_config_notes(config)))
+
+
+def _config_notes(config: Any) -> tuple[str, ...]:
+    """Options of a config that do other than their names promise."""
+    size = getattr(config, "chunk_size_feed_forward", 0)
+    if not size:
+        return ()
+    cause = "saves 0 bytes in training, as autograd holds what every chunk makes"
+    return (f"chunk_size_feed_forward={size} {cause}; -p chunk-ffn computes each chunk again, and saves them.",)
 
 
 def _batch_notes(inputs: Any, request: Request, length: int | None) -> tuple[str, ...]:

@@ -131,6 +131,15 @@ def test_a_training_step_keeps_no_cache_and_says_so() -> None:
     assert "Chosen: --batch 1 --seq 512." in loaded.notes
 
 
+def test_chunking_of_transformers_that_saves_nothing_is_told() -> None:
+    loaded = load(Request("bert", settings=("chunk_size_feed_forward=64",)), META)
+
+    assert (
+        "chunk_size_feed_forward=64 saves 0 bytes in training, as autograd holds what every chunk makes; "
+        "-p chunk-ffn computes each chunk again, and saves them."
+    ) in loaded.notes
+
+
 @pytest.mark.parametrize(
     ("name", "limit"), [("bert", 512), ("roberta", 510), ("bart", 1024), ("gpt2", 1024), ("llama", None)]
 )

@@ -14,7 +14,11 @@ from rewrite import registry
 from tests.zoo import ZOO, Entry, Mask
 from tests.zoo.entry import Inputs
 
-VARIANTS = {"checkpoint": ("checkpoint", "checkpoint{policy=sqrt}", "checkpoint{every=2}")}
+VARIANTS = {
+    "checkpoint": ("checkpoint", "checkpoint{policy=sqrt}", "checkpoint{every=2}"),
+    "chunk-ffn": ("chunk-ffn{chunks=3}",),
+    "chunk-loss": ("chunk-loss{chunks=3}",),
+}
 """Option texts worth a law of their own; a pass without an entry is taken as it comes."""
 QUICK = ("bert", "llama", "mixtral", "t5", "vit", "plain-resnet", "plain-unet", "plain-branching")
 FIXED_LENGTH = ("vit", "clip", "swin", "convnext")

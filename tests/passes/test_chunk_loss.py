@@ -281,6 +281,7 @@ def test_logits_kept_are_an_ordinary_tensor() -> None:
 
 def test_logits_dropped_say_so_when_they_are_read() -> None:
     small = chunked(Headed(with_logits), batch(), logits="drop")
+    assert rewrite.verify(Headed(with_logits), small, batch()).passed
     loss, logits = small(**batch())
     loss.backward()
     assert logits.shape == (3, 7, CLASSES)
