@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from rewrite.api import diff as diff
     from rewrite.api import estimate as estimate
     from rewrite.api import optimize as optimize
+    from rewrite.api import plan as plan
     from rewrite.api import remove as remove
     from rewrite.api import report as report
     from rewrite.certificate import Certificate as Certificate
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
     from rewrite.contract import PassResult as PassResult
     from rewrite.contract import Refusal as Refusal
     from rewrite.deferred import autocast_now as autocast_now
-    from rewrite.deferred import deferred as deferred
+    from rewrite.deferred import defer as defer
     from rewrite.deferred import dropped as dropped
     from rewrite.diff.model import GraphDiff as GraphDiff
     from rewrite.errors import BudgetError as BudgetError
@@ -35,12 +36,14 @@ if TYPE_CHECKING:
     from rewrite.errors import InputError as InputError
     from rewrite.errors import ModelError as ModelError
     from rewrite.errors import PassError as PassError
+    from rewrite.errors import PlanError as PlanError
     from rewrite.errors import RecomputeError as RecomputeError
     from rewrite.errors import RewriteError as RewriteError
     from rewrite.errors import SelectorError as SelectorError
     from rewrite.errors import SpecError as SpecError
     from rewrite.errors import VerifyError as VerifyError
     from rewrite.memory.timeline import Estimate as Estimate
+    from rewrite.plan.document import Plan as Plan
     from rewrite.plan.search import KeepPlan as KeepPlan
     from rewrite.plan.search import plan_keep as plan_keep
     from rewrite.program import Opaque as Opaque
@@ -56,16 +59,17 @@ if TYPE_CHECKING:
     from rewrite.verify import verify as verify
 
 _HOMES = {
-    "rewrite.api": ("Report", "capture", "diff", "estimate", "optimize", "remove", "report"),
+    "rewrite.api": ("Report", "capture", "diff", "estimate", "optimize", "plan", "remove", "report"),
     "rewrite.certificate": ("Certificate",),
     "rewrite.contract": ("Change", "Numerics", "Pass", "PassResult", "Refusal"),
     "rewrite.errors": (
         "BudgetError", "CaptureError", "ContractError", "DeferredError", "InputError", "ModelError", "PassError",
-        "RecomputeError", "RewriteError", "SelectorError", "SpecError", "VerifyError",
+        "PlanError", "RecomputeError", "RewriteError", "SelectorError", "SpecError", "VerifyError",
     ),
-    "rewrite.deferred": ("autocast_now", "deferred", "dropped"),
+    "rewrite.deferred": ("autocast_now", "defer", "dropped"),
     "rewrite.diff.model": ("GraphDiff",),
     "rewrite.memory.timeline": ("Estimate",),
+    "rewrite.plan.document": ("Plan",),
     "rewrite.plan.search": ("KeepPlan", "plan_keep"),
     "rewrite.program": ("Opaque", "Program", "Region"),
     "rewrite.report.sizes": ("parse_bytes", "size_text"),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar, cast
 
 import torch
@@ -18,9 +18,13 @@ from rewrite.emit.forward import RegionForward
 from rewrite.emit.rewriting import Rewriting
 from rewrite.emit.tree import copy_tree
 from rewrite.errors import CaptureError, InputError, ModelError
+from rewrite.example import Example
 from rewrite.inputs import as_call
 from rewrite.memory import Estimate, estimate_step
+from rewrite.plan.document import Plan, is_plan_file, load_plan
+from rewrite.plan.fingerprint import fingerprint
 from rewrite.plan.joint import chooser
+from rewrite.plan.search import profile_for
 from rewrite.program import Opaque, Program
 
 Model = TypeVar("Model", bound=nn.Module)
@@ -41,7 +45,8 @@ def optimize(
 ) -> Model:
     """Rewrite `model` with `passes` and return an ordinary module of the same class.
 
-    `passes` are pass objects or a spec text such as `"checkpoint{policy=sqrt}"`. `example_inputs` is one call: a dict
+    `passes` are pass objects, a spec text such as `"checkpoint{policy=sqrt}"`, or the name of a `.json` file that
+    `rewrite plan -o` wrote, whose plan is refused for any other training step. `example_inputs` is one call: a dict
     of keyword arguments, a tuple or list of positional ones, or a tensor; without them the model's `dummy_inputs` are
     used, else the first call. The result shares every Parameter and buffer with `model`, which is left as it was
     unless `inplace=True`. Modules named in `opaque` keep their own forward.
@@ -53,14 +58,20 @@ def optimize(
     is counted with, `profile` names the peak rates that price its time.
 
     Raises RewriteError subclasses: CaptureError when the forward fails on the example inputs, SpecError and
-    SelectorError for a pipeline that does not fit, InputError for example inputs that are not a call, BudgetError when
-    no choice fits, with the lowest peak there is and what holds it there.
+    SelectorError for a pipeline that does not fit, InputError for example inputs that are not a call, PlanError for a
+    plan of another step, BudgetError when no choice fits, with the lowest peak there is and what holds it there.
     """
-    chosen = _checked(model, passes)
+    saved = load_plan(passes) if isinstance(passes, str) and is_plan_file(passes) else None
+    if saved is not None and budget is not None:
+        raise InputError("budget", f"{saved.path} is a plan to a budget already", "leave one of them out")
+    chosen = _checked(model, () if saved else passes)
     target = model if inplace else copy_tree(model)
     reasons = dict.fromkeys(_known_paths(target, opaque), "named in `opaque`")
     rewriting = Rewriting(target, chosen, reasons)
     rewriting.optimizer, rewriting.device = optimizer, device
+    if saved is not None:
+        rewriting.optimizer, rewriting.device = optimizer or saved.optimizer, device or saved.device
+        rewriting.choose = saved
     if budget is not None:
         rewriting.choose = chooser(budget, chosen, profile=profile, allow=allow)
     try:
@@ -147,6 +158,54 @@ def diff(
     priced = profile or ("cpu" if before.device == "cpu" else "h100")
     title = name or type(model).__name__
     return compare(title, told.before, told.after, before, after, told.steps, profile=priced)
+
+
+def plan(
+    model: nn.Module,
+    budget: str | int,
+    example_inputs: Any,
+    *,
+    passes: str | Sequence[Pass] = (),
+    optimizer: str | None = None,
+    device: str | None = None,
+    profile: str | None = None,
+    allow: str = "reassociated",
+    name: str = "",
+    progress: Callable[[str], contextlib.AbstractContextManager[Any]] = contextlib.nullcontext,
+) -> Plan:
+    """What `optimize(model, budget=budget)` would choose, with what it takes and what else there is to have.
+
+    Nothing is allocated, `model` may be on the meta device and is left as it was; the arguments are those of
+    `optimize`. Raises what `optimize` raises, BudgetError when no choice fits.
+    """
+    given = _checked(model, passes)
+    choose = chooser(budget, given, profile=profile, allow=allow)
+    args, kwargs = as_call(example_inputs)
+    rewriting = Rewriting(copy_tree(model), (), {})
+    with torch.enable_grad(), progress("capturing"):
+        captured = rewriting.program("", rewriting.capture("", args, kwargs))
+    example = Example(rewriting.root, args, kwargs, optimizer, device)
+    captured = replace(captured, metadata={**captured.metadata, "example": example})
+    with progress("planning"):
+        joint = choose.joint(pipeline.run(captured, given).program)
+        found = joint.plan(budget)
+        frontier, floor = joint.frontier(), joint.floor()
+    chosen = (*given, *found.passes)
+    return Plan(
+        model=name or type(model).__name__,
+        passes=chosen,
+        spec=spec.render(chosen),
+        numerics=loosest(chosen),
+        budget_bytes=found.keep.budget_bytes,
+        profile=profile or profile_for(joint.base.device),
+        fingerprint=fingerprint(captured, example),
+        before=found.before,
+        after=found.after,
+        time_ratio=found.time_ratio,
+        kept=found.keep.kept,
+        frontier=frontier,
+        floor=floor,
+    )
 
 
 @dataclass(frozen=True)

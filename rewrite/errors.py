@@ -86,6 +86,12 @@ class BudgetError(RewriteError):
         self.lowest_bytes = lowest_bytes
 
 
+class PlanError(RewriteError):
+    """A saved plan cannot be used: it is none, or was made for another training step."""
+
+    exit_code = 2
+
+
 class VerifyError(RewriteError):
     """A rewritten model does not compute what the original does."""
 

@@ -12,6 +12,7 @@ import click
 COMMANDS = {
     "diff": "What passes would change in a model, line by line, with bytes.",
     "passes": "The passes there are, their options and what they promise.",
+    "plan": "The passes with which a training step fits a byte budget in the least time.",
     "show": "A model's graph with the bytes each node keeps.",
     "verify": "Whether a rewritten model computes what the original does.",
 }

@@ -54,6 +54,10 @@ def step_options(command: Command) -> Command:
     return command
 
 
+NUMERICS = ("exact", "reassociated", "reduced")
+allow_option = option(
+    "--allow", type=click.Choice(NUMERICS), default="reassociated", help="Loosest numerics of a chosen pass."
+)
 profile_option = option(
     "--device-profile", "profile", type=click.Choice(PROFILES), help="Peak rates that price the time."
 )
@@ -64,7 +68,12 @@ def passes_option(*, required: bool) -> Callable[[Command], Command]:
     """The pipeline's spec text, as `spec`."""
     presence: dict[str, Any] = {"required": True} if required else {"default": ""}
     return option(
-        "-p", "--passes", "spec", metavar="SPEC", help="Passes to apply: checkpoint{policy=sqrt},...", **presence
+        "-p",
+        "--passes",
+        "spec",
+        metavar="SPEC",
+        help="Passes to apply, or plan.json: checkpoint{policy=sqrt},...",
+        **presence,
     )
 
 

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import torch
 
 from rewrite import registry, spec
-from rewrite.api import diff, estimate, optimize, report
+from rewrite.api import diff, estimate, optimize, plan, report
 from rewrite.certificate import Certificate
 from rewrite.cli.loading import Loaded, Request, load
 from rewrite.cli.memory import refuse_beyond_memory
@@ -20,12 +20,16 @@ from rewrite.contract import Pass
 from rewrite.diff.compare import view
 from rewrite.diff.model import GraphDiff, View
 from rewrite.errors import CaptureError, ModelError
+from rewrite.plan.document import Plan, is_plan_file, load_plan
 from rewrite.verify import verify
 
 
-def parsed_passes(text: str, narration: Narration) -> tuple[Pass, ...]:
-    """The passes of a spec; raises `SpecError`, `PassError`."""
+def parsed_passes(text: str, narration: Narration) -> str | tuple[Pass, ...]:
+    """The passes of a spec, or the name of a plan file; raises `SpecError`, `PassError`, `PlanError`."""
     hush(narration)
+    if is_plan_file(text):
+        load_plan(text)  # told before the model is built
+        return text
     return spec.parse(text, registry.load)
 
 
@@ -54,7 +58,7 @@ def loaded(request: Request, narration: Narration, device: str = "meta") -> Load
 
 def diff_of(
     subject: Loaded,
-    passes: Sequence[Pass],
+    passes: str | Sequence[Pass],
     *,
     optimizer: str,
     device: str,
@@ -74,6 +78,32 @@ def diff_of(
     )
 
 
+def plan_of(
+    subject: Loaded,
+    budget: str,
+    passes: str | Sequence[Pass],
+    *,
+    optimizer: str,
+    device: str,
+    profile: str | None,
+    allow: str,
+    narration: Narration,
+) -> Plan:
+    """Capture, and choose passes on fake tensors."""
+    return plan(
+        subject.model,
+        budget,
+        subject.example_inputs,
+        passes=passes,
+        optimizer=optimizer,
+        device=device,
+        profile=profile,
+        allow=allow,
+        name=f"{subject.name}  {subject.description}",
+        progress=lambda stage: narration.working(f"{stage} {subject.name}"),
+    )
+
+
 def view_of(subject: Loaded, *, optimizer: str, device: str, narration: Narration) -> View:
     """Capture, and run a step on fake tensors."""
     with narration.working(f"capturing {subject.name}"):
@@ -86,7 +116,7 @@ def view_of(subject: Loaded, *, optimizer: str, device: str, narration: Narratio
     return view(f"{subject.name}  {subject.description}", program, step)
 
 
-def certificate_of(request: Request, passes: Sequence[Pass], narration: Narration) -> Certificate:
+def certificate_of(request: Request, passes: str | Sequence[Pass], narration: Narration) -> Certificate:
     """Build the model twice: without storage to see that a step fits here, then with random weights to run it."""
     planned = loaded(request, narration)
     if _has_no_numbers(planned.model):

@@ -16,16 +16,21 @@ from rewrite.contract import Numerics, Pass
 from rewrite.errors import BudgetError, InputError
 from rewrite.example import Example
 from rewrite.memory.timeline import Estimate
-from rewrite.plan.ladder import TRUST, Ladder
-from rewrite.plan.model import PlanModel, plan_model
+from rewrite.plan.apply import apply_points
+from rewrite.plan.ladder import RUNGS, TRUST, Ladder
+from rewrite.plan.model import PlanModel, plan_models
 from rewrite.plan.offers import applied, installed, pipelines
 from rewrite.plan.search import KeepPlan, Search, rates_of, search_of, too_small
+from rewrite.plan.trial import try_program
 from rewrite.program import Program
 from rewrite.report.sizes import parse_bytes
 from rewrite.spec import render
 
 FLOORS = 3
 """Pipelines with the lowest simulated peaks that are run to find the lowest peak there is."""
+
+SHARE = 1 / 500
+"""Of the untouched step's time: plans that differ by less are equally fast, and that of the fewest passes is taken."""
 
 BOUND, RUNG, MEASURED = range(3)
 """How a time is known, from a bound that takes one solve to a plan that was run."""
@@ -38,7 +43,9 @@ class Priced:
     peak_bytes: int
     time_ratio: float
     """Of the untouched step's time."""
-    passes: tuple[Pass, ...]
+    spec: str
+    names: str
+    """The passes without the budget, which is the peak: `chunk-loss{chunks=8},checkpoint`."""
 
 
 @dataclass(frozen=True)
@@ -113,9 +120,12 @@ class Joint:
             assert root is not None
             offering = [each for each in installed() if each.name not in self.given]
             choices = pipelines(self.program, offering, self.allow)
-            for passes, program in applied(self.program, choices):
-                model = plan_model(program, root, self.base.before, self.base.device, rates, known=known)
-                self._candidates.append(Candidate(passes, program, model))
+            made = applied(self.program, choices)
+            programs = [program for _, program in made]
+            models = plan_models(programs, root, self.base.before, self.base.device, rates, known=known)
+            self._candidates = [
+                Candidate(passes, program, model) for (passes, program), model in zip(made, models, strict=True)
+            ]
         return self._candidates
 
     @property
@@ -137,24 +147,28 @@ class Joint:
             candidate = self.candidates[number]
             if stage == BOUND:
                 rung = candidate.ladder.first(budget_bytes, self.off_bytes, start=0)
-                seconds = candidate.step_seconds + candidate.ladder.simulated(rung).seconds
-                heapq.heappush(queue, (seconds, number, RUNG, None))
+                shares = self._shares(candidate, candidate.ladder.simulated(rung).seconds)
+                heapq.heappush(queue, (shares, number, RUNG, None))
                 continue
             try:
                 found = self._search(candidate).plan(budget_bytes)
             except BudgetError:
                 continue
-            heapq.heappush(queue, (candidate.step_seconds + found.seconds, number, MEASURED, found))
+            heapq.heappush(queue, (self._shares(candidate, found.seconds), number, MEASURED, found))
         return self._lowest(budget, budget_bytes)
 
-    def _bounds(self, budget_bytes: int) -> list[tuple[float, int, int, KeepPlan | None]]:
+    def _shares(self, candidate: Candidate, seconds: float) -> int:
+        """The time of a step with `seconds` of recompute, in steps of `SHARE`."""
+        return round((candidate.step_seconds + seconds) / (SHARE * self.candidates[0].step_seconds))
+
+    def _bounds(self, budget_bytes: int) -> list[tuple[int, int, int, KeepPlan | None]]:
         """For each pipeline that may fit, the least time that it can take."""
         room = int(budget_bytes * (1 + TRUST)) - self.off_bytes
-        found: list[tuple[float, int, int, KeepPlan | None]] = []
+        found: list[tuple[int, int, int, KeepPlan | None]] = []
         for number, candidate in enumerate(self.candidates):
             best = candidate.model.chain.best(room)
             if best is not None:
-                found.append((candidate.step_seconds + best.seconds, number, BOUND, None))
+                found.append((self._shares(candidate, best.seconds), number, BOUND, None))
         heapq.heapify(found)
         return found
 
@@ -176,7 +190,9 @@ class Joint:
 
     def _instead(self) -> str:
         """What else there is to do about a budget that is too small."""
-        return "a shorter sequence" + ("" if self.allow is Numerics.REDUCED else ", or allow reduced numerics")
+        reduced = any(each.numerics is Numerics.REDUCED for each in installed())
+        more = ", or allow reduced numerics" if reduced and self.allow is not Numerics.REDUCED else ""
+        return f"a shorter sequence{more}"
 
     def _joint(self, number: int, keep: KeepPlan, budget: str | int) -> JointPlan:
         candidate = self.candidates[number]
@@ -187,11 +203,21 @@ class Joint:
         return JointPlan(passes, keep, self.base.before, seconds / self.candidates[0].step_seconds)
 
     def frontier(self, points: int = 10) -> tuple[Priced, ...]:
-        """The least predicted time at peaks evenly spaced from that of the untouched step to the lowest there is."""
+        """The untouched step, then the least predicted time at peaks from that of the fastest plan to the lowest."""
         highest = self.base.before.peak_bytes
+        fastest = self._priced(highest)
         lowest = min(each.lowest_bytes for each in self.candidates) + self.off_bytes
-        targets = [highest - (highest - lowest) * step // (points - 1) for step in range(points)]
-        return tuple(self._priced(target) for target in targets)
+        span = fastest.peak_bytes - lowest
+        targets = [fastest.peak_bytes - span * step // (points - 2) for step in range(1, points - 1)]
+        found = [Priced(highest, 1.0, "", ""), fastest, *map(self._priced, targets)]
+        return tuple({each.peak_bytes: each for each in found}.values())
+
+    def floor(self) -> Estimate:
+        """A step of the lowest peak, as the simulation has it, run on fakes."""
+        lowest = min(self.candidates, key=lambda each: each.lowest_bytes)
+        choice = lowest.ladder.simulated(RUNGS).choice
+        program, _ = apply_points(lowest.program.copy(), lowest.model.pieces, lowest.model.points(choice))
+        return try_program(program, self.example)
 
     def _priced(self, target: int) -> Priced:
         found = []
@@ -201,10 +227,12 @@ class Joint:
                 seconds = candidate.step_seconds + best.seconds
                 found.append((seconds, number, best.peak_bytes + self.off_bytes, any(best.choice)))
         seconds, number, peak_bytes, recomputes = min(found)
-        passes = self.candidates[number].passes
+        passes, names = self.candidates[number].passes, [str(each) for each in self.candidates[number].passes]
         if recomputes:
             passes = (*passes, _budgeted(target, self.profile))
-        return Priced(peak_bytes, seconds / self.candidates[0].step_seconds, passes)
+            names.append(passes[-1].name)
+        ratio = seconds / self.candidates[0].step_seconds
+        return Priced(peak_bytes, ratio, render(passes), ",".join(names))
 
 
 @dataclass(frozen=True)

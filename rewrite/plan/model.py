@@ -71,16 +71,40 @@ def plan_model(
 ) -> PlanModel:
     """Profile, curve and footprints of each kind of piece of `program`, those that are not in `known` yet.
 
-    `before` is the estimate of the program without tags, or of one with the same parameters, inputs and optimizer.
+    `before` is the estimate of the program without tags.
+    """
+    (found,) = plan_models([program], root, before, device, rates, calibrate=calibrate, known=known)
+    return found
+
+
+def plan_models(
+    programs: Sequence[Program],
+    root: nn.Module,
+    before: Estimate,
+    device: str,
+    rates: Rates,
+    *,
+    calibrate: bool = False,
+    known: Known | None = None,
+) -> list[PlanModel]:
+    """The same for several programs of one model, `before` being the estimate of one of them.
+
+    It tells the bytes of parameters, inputs and optimizer, and the peak of the optimizer's step.
     """
     known = known or Known()
     with staged(root, device) as stage:
-        found = outline(program, stage, rates, known.kinds)
-    new = {piece.kind.key: piece.kind for piece in found.pieces if piece.kind.key not in known.options}
+        outlines = [outline(program, stage, rates, known.kinds) for program in programs]
+    keys = dict.fromkeys(piece.kind.key for found in outlines for piece in found.pieces)
+    new = [known.kinds[key] for key in keys if key not in known.options]
+    if calibrate:
+        new = [_calibrated(kind) for kind in new]
     with staged(root, device) as stage:
-        for key, kind in new.items():
-            known.options[key] = _options(_calibrated(kind) if calibrate else kind, stage, rates)
-        gradients = _gradients_left(found, root)
+        known.options.update({kind.key: _options(kind, stage, rates) for kind in new})
+        gradients = [_gradients_left(found, root) for found in outlines]
+    return [_model(found, known, before, left) for found, left in zip(outlines, gradients, strict=True)]
+
+
+def _model(found: Outline, known: Known, before: Estimate, gradients: tuple[int, ...]) -> PlanModel:
     options = tuple(known.options[piece.kind.key] for piece in found.pieces)
     constant = sum(before.by_category[category] for category in ALWAYS_THERE)
     chain = Chain(

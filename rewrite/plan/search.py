@@ -146,9 +146,14 @@ class Search:
         return self._tried[choice]
 
 
+def profile_for(device: str) -> str:
+    """The profile that prices a plan for a device unless another is named."""
+    return "cpu" if device == "cpu" else "h100"
+
+
 def rates_of(profile: str | None, device: str) -> Rates:
     """The rates that price a plan for a device: those of the named profile. Raises InputError for an unknown one."""
-    name = profile or ("cpu" if device == "cpu" else "h100")
+    name = profile or profile_for(device)
     if name not in PEAK_RATES:
         raise InputError(f"device profile {name!r}", "it is not known", f"choose one of {', '.join(PEAK_RATES)}")
     return PEAK_RATES[name]

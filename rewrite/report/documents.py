@@ -13,11 +13,14 @@ if TYPE_CHECKING:
     from rewrite.certificate import Certificate
     from rewrite.diff.model import GraphDiff, Hunk, PassRecord, View
     from rewrite.memory.timeline import Estimate
+    from rewrite.plan.document import Plan
     from rewrite.registry import Description
 
 DIFF_SCHEMA = "rewrite/diff/1"
 SHOW_SCHEMA = "rewrite/show/1"
 PASSES_SCHEMA = "rewrite/passes/1"
+PLAN_SCHEMA = "rewrite/plan/1"
+FIT_SCHEMA = "rewrite/fit/1"
 
 Document = dict[str, Any]
 
@@ -71,6 +74,49 @@ def view_document(view: View) -> Document:
 def certificate_document(certificate: Certificate, model: str, spec: str) -> Document:
     """Every comparison of a verification, under the certificate's own schema."""
     return {**certificate.to_json(), "model": model, "passes": spec}
+
+
+def plan_document(plan: Plan) -> Document:
+    """A plan with what it was made for; equal plans of one release give equal text."""
+    return {
+        "schema": PLAN_SCHEMA,
+        "model": plan.model,
+        "spec": plan.spec,
+        "numerics": plan.numerics.value,
+        "budget_bytes": plan.budget_bytes,
+        "device": plan.after.device,
+        "device_profile": plan.profile,
+        "optimizer": plan.after.optimizer,
+        "fingerprint": {
+            "graph": plan.fingerprint.graph,
+            "parameters": plan.fingerprint.parameters,
+            "inputs": list(plan.fingerprint.inputs),
+        },
+        "time_ratio": round(plan.time_ratio, 4),
+        "before": _step_document(plan.before),
+        "after": _step_document(plan.after),
+        "floor": _step_document(plan.floor),
+        "frontier": [
+            {"peak_bytes": each.peak_bytes, "time_ratio": round(each.time_ratio, 4), "spec": each.spec}
+            for each in plan.frontier
+        ],
+        "kept": [
+            {
+                "instances": list(each.instances),
+                "keep": list(each.keep),
+                "keep_state": list(each.keep_state),
+                "again": list(each.again),
+            }
+            for each in plan.kept
+        ],
+    }
+
+
+def _step_document(estimate: Estimate) -> Document:
+    """One side without its curve."""
+    document = estimate_document(estimate)
+    del document["curve"]
+    return document
 
 
 def passes_document(descriptions: Sequence[Description]) -> Document:
