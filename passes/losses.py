@@ -13,7 +13,7 @@ from passes.chunked_loss import AgainLoss, AheadLoss, CrossEntropy, Span
 from passes.pieces import Piece, attribute, erase_unused, product_weights, replace_nodes
 from passes.position_wise import CASTS
 from passes.spans import function_name
-from rewrite import Change, deferred, dropped
+from rewrite import Change, defer, dropped
 
 if TYPE_CHECKING:
     from torch.fx import Node
@@ -132,7 +132,7 @@ class DeferredLogits:
     def __call__(self, hidden: torch.Tensor, modules: Sequence[Any], tensors: Sequence[torch.Tensor]) -> torch.Tensor:
         run = self.run
         shape = (*hidden.shape[:-1], self.classes)
-        return deferred(
+        return defer(
             lambda rows, *given: run(rows, modules, given), (hidden, *tensors), shape, self.dtype, name="logits"
         )
 

@@ -24,7 +24,7 @@ STILL_DEFERRED = frozenset({aten.clone.default, aten._to_copy.default})
 SAME_CONTENT = frozenset({aten.detach.default, aten.alias.default})
 
 
-def deferred(
+def defer(
     function: Callable[..., torch.Tensor],
     tensors: Sequence[torch.Tensor | None],
     shape: Sequence[int],
@@ -75,7 +75,7 @@ class _Content:
 
 
 class Deferred(torch.Tensor):
-    """See `deferred`."""
+    """See `defer`."""
 
     content: _Content
     is_dropped: bool = False

@@ -10,7 +10,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from rewrite import DeferredError
-from rewrite.deferred import Deferred, deferred, dropped
+from rewrite.deferred import Deferred, defer, dropped
 
 
 def product(rows: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
@@ -26,7 +26,7 @@ def operands() -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def made(rows: torch.Tensor, weight: torch.Tensor) -> Deferred:
-    value = deferred(product, (rows, weight), (3, 5), torch.float32, name="logits")
+    value = defer(product, (rows, weight), (3, 5), torch.float32, name="logits")
     assert isinstance(value, Deferred)
     return value
 
@@ -94,7 +94,7 @@ def test_gradients_flow_through_it() -> None:
 def test_it_is_computed_once_and_copies_stay_deferred() -> None:
     calls: list[int] = []
     rows, weight = operands()
-    value = deferred(lambda a, b: calls.append(1) or product(a, b), (rows, weight), (3, 5), torch.float32, name="x")  # type: ignore[func-returns-value]
+    value = defer(lambda a, b: calls.append(1) or product(a, b), (rows, weight), (3, 5), torch.float32, name="x")  # type: ignore[func-returns-value]
     copies = [value.detach(), value.clone(), value.to(torch.float64), value.detach().clone()]
     assert not any(map(is_computed, copies))
     assert copies[2].dtype == torch.float64
@@ -158,6 +158,6 @@ def test_on_fakes() -> None:
 def test_autocast_of_the_forward_holds_when_it_is_read() -> None:
     rows, weight = operands()
     with torch.autocast("cpu", torch.bfloat16):
-        value = deferred(product, (rows, weight), (3, 5), torch.bfloat16, name="logits")
+        value = defer(product, (rows, weight), (3, 5), torch.bfloat16, name="logits")
         expected = product(rows, weight)
     assert torch.equal(value + 0, expected)
