@@ -29,6 +29,10 @@ LARGE_STATE = 16
 WHOLE = -1
 """Part of a value: all of it. Other parts are positions in a tuple."""
 
+_NOTHING = torch.empty(0)
+_UNKNOWN, _APART = (-1, WHOLE, _NOTHING), (-1, WHOLE, _NOTHING)
+"""What is known of a tensor that an operator made for itself, and of one that is not told by its storage."""
+
 
 def run_planned(plan: Plan, module: nn.Module, inputs: Sequence[Any]) -> tuple[Any, ...]:
     """The results of the segment; the backward computes its values again as `plan` says."""
@@ -113,11 +117,7 @@ class Run:
 
     def hold(self, place: Place, value: Any) -> None:
         """A value for recomputes to start from: an input, a kept value, a number."""
-        if isinstance(value, torch.Tensor):
-            self._know(place, WHOLE, value)
-        elif isinstance(value, (tuple, list)):
-            for part, item in enumerate(value):
-                self._know(place, part, item)
+        self._know(place, value)
         if place in self.plan.held:
             self.sources[place] = _detached(value)
             if isinstance(value, torch.Tensor):
@@ -125,7 +125,7 @@ class Run:
 
     def know(self, value: torch.Tensor) -> None:
         """A buffer: what is saved of it is no operator's own."""
-        self._know(-1, WHOLE, value)
+        self._know(-1, value)
 
     def made(self, place: Place, value: Any, *gone: Place) -> None:
         """The node at `place` has run and gave `value`, and nothing will use the values at `gone` again.
@@ -135,13 +135,10 @@ class Run:
         if self.pending:
             self._settle(place, value)
         self.saved = 0
-        if place not in self.dropped:
+        if place in self.plan.held:
             self.hold(place, value)
-        elif isinstance(value, torch.Tensor):
-            self._know(place, WHOLE, value)
         else:
-            for part, item in enumerate(value):
-                self._know(place, part, item)
+            self._know(place, value)
         if gone:
             self.gone(*gone)
 
@@ -187,14 +184,16 @@ class Run:
         self.wanted = tuple(token.wanted for token in self.tokens)
         self.live, self.storages, self.sources, self.tokens, self.pending = {}, {}, {}, [], []
 
-    def _know(self, place: Place, part: int, value: Any) -> None:
-        if not isinstance(value, torch.Tensor) or value.layout != torch.strided:
-            return  # sparse layouts have no storage of their own to be known by
-        self.need_grad[place] = value.requires_grad
-        storage = value.untyped_storage()._cdata
-        if storage not in self.live:
-            self.live[storage] = (place, part, value)
-            self.storages.setdefault(place, []).append(storage)
+    def _know(self, place: Place, value: Any, part: int = WHOLE) -> None:
+        if isinstance(value, (tuple, list)):
+            for position, item in enumerate(value):
+                self._know(place, item, position)
+        elif isinstance(value, torch.Tensor) and value.layout == torch.strided:
+            self.need_grad[place] = value.requires_grad
+            storage = value.untyped_storage()._cdata
+            if storage not in self.live:
+                self.live[storage] = (place, part, value)
+                self.storages.setdefault(place, []).append(storage)
 
     # What autograd saves.
 
@@ -204,27 +203,28 @@ class Run:
         self.saved = number + 1
         if _is_weight(tensor):
             return Token(self, number, tensor, tensor._version)
+        known = self.live.get(tensor.untyped_storage()._cdata, _UNKNOWN) if _is_plain(tensor) else _APART
+        if known[0] in self.dropped:
+            token = Token(self, number, None, 0)
+            if self._points(token, *known, tensor):
+                return token
         # An operator's own result would hold, through its graph, its token: what is kept is kept without its graph.
-        token = Token(self, number, tensor.detach(), _version(tensor))
-        if not _is_plain(tensor):
-            return token
-        known = self.live.get(tensor.untyped_storage()._cdata)
-        if known is None:
+        token = Token(self, number, tensor.detach(), tensor._version)
+        if known is _UNKNOWN:
             self.pending.append(token)
-        elif known[0] in self.dropped:
-            self._points(token, *known, tensor)
         return token
 
-    def _points(self, token: Token, place: Place, part: int, value: torch.Tensor, tensor: torch.Tensor) -> None:
-        """Have the token stand for `tensor`, a view of `value`, if it can; otherwise the tensor stays kept."""
+    def _points(self, token: Token, place: Place, part: int, value: torch.Tensor, tensor: torch.Tensor) -> bool:
+        """Have the token stand for `tensor`, a view of `value`; False if it cannot."""
         if tensor is not value:
             if tensor.dtype != value.dtype or tensor.is_conj() != value.is_conj() or tensor.is_neg() != value.is_neg():
-                return
+                return False
             geometry = (tensor.size(), tensor.stride(), tensor.storage_offset())
             if geometry != (value.size(), value.stride(), value.storage_offset()):
                 token.geometry = geometry
         token.wanted, token.part, token.tensor = place, part, None
         self.tokens.append(token)
+        return True
 
     def _settle(self, place: Place, value: Any) -> None:
         """Say of the pending tokens which are (of) the node's value, and drop what is large and not to be kept."""
