@@ -117,6 +117,7 @@ class _Growth:
         if reason in (BEGINS, USED_OUTSIDE) or widest_in <= _width(self.last):
             return None
         between, widest = self._before(node)
+        widest = max([widest, *(_width(each) for each in self.inside if is_product(self.region, each))])
         if widest <= _width(self.last):
             return None
         reasons = {other: why_not(self.region, other) for other in between}

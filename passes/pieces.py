@@ -1,7 +1,7 @@
 """A piece of a graph as a function of its entry, with every weight it reads as an argument.
 
 Layers of one operator are written out as that operator, so that their weights are tensors like any other; a module of
-another kind (a quantized layer) is called as it is, with its trainable parameters as arguments.
+another kind (a quantized layer) is called as it is, with its floating-point parameters as arguments.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from torch import fx, nn
 from torch.nn import functional
 from transformers.pytorch_utils import Conv1D
 
+from passes.position_wise import DROPOUTS
 from passes.spans import function_name
 from rewrite import ORIGIN
 
@@ -102,7 +103,9 @@ class Piece:
                 for name, has in zip(("weight", "bias"), weights, strict=True)
             ]
             return self._graph.call_function(functional.layer_norm, (rows, module.normalized_shape, *given, module.eps))
-        names = [name for name, parameter in module.named_parameters() if parameter.requires_grad]
+        if isinstance(module, DROPOUTS):
+            return rows  # it is position-wise, so it drops nothing in the mode this graph is for
+        names = [name for name, parameter in module.named_parameters() if parameter.is_floating_point()]
         values = [self._given(f"{path}.{name}") for name in names]
         self.modules.append(path)
         which = self._graph.call_function(_item, (self._modules, len(self.modules) - 1))

@@ -8,8 +8,10 @@ from typing import Any
 
 import pytest
 import torch
+from peft import LoraConfig, get_peft_model
 from torch import nn
 from torch.nn import functional
+from transformers import LlamaConfig, LlamaForCausalLM
 
 import rewrite
 from passes import ChunkLoss
@@ -19,6 +21,20 @@ from tests.passes.heads import CLASSES, FINISHES, Headed, batch
 from tests.zoo import ZOO
 
 CHUNKS = (2, 3, 7, 8)
+
+
+def llama() -> LlamaForCausalLM:
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=512, hidden_size=32, intermediate_size=96, num_hidden_layers=1, num_attention_heads=4,
+        num_key_value_heads=4, use_cache=False,
+    )  # fmt: skip
+    return LlamaForCausalLM(config)
+
+
+def tokens() -> dict[str, torch.Tensor]:
+    ids = torch.randint(0, 512, (2, 64), generator=torch.Generator().manual_seed(0))
+    return {"input_ids": ids, "labels": ids}
 
 
 def chunked(model: nn.Module, inputs: dict[str, torch.Tensor], chunks: int = 3, logits: str = "auto") -> nn.Module:
@@ -303,6 +319,63 @@ def test_a_loss_of_the_caller_reaches_the_weights_through_the_logits() -> None:
         (loss + logits.softmax(-1).pow(2).sum()).backward()
         results.append({name: p.grad.clone() for name, p in each.named_parameters() if p.grad is not None})
     assert_close(*results)
+
+
+# Heads that are more than one linear map.
+
+
+def adapted(dropout: float) -> nn.Module:
+    config = LoraConfig(
+        r=4, lora_alpha=8, lora_dropout=dropout, target_modules=["lm_head", "up_proj"], init_lora_weights=False
+    )
+    return get_peft_model(llama(), config)
+
+
+def test_a_head_with_an_adapter() -> None:
+    model = adapted(0.0)
+    small = rewrite.optimize(model, "chunk-ffn{chunks=4},chunk-loss{chunks=4}", example_inputs=tokens())
+    assert [change.summary for change in rewrite.report(small).changes] == [
+        "feed-forward in 4 chunks, each again in the backward",
+        "head and loss in 4 chunks, logits computed when they are read",
+    ]
+    assert rewrite.verify(model, small, tokens()).passed
+
+
+def test_dropout_in_an_adapter_is_in_the_way_in_training_alone() -> None:
+    model = adapted(0.1)
+    small = rewrite.optimize(model, "chunk-ffn{chunks=4},chunk-loss{chunks=4}", example_inputs=tokens())
+    assert not rewrite.report(small).changes
+    assert len(rewrite.report(small).refusals) == 2
+    assert all("draws random numbers in the order of" in each.reason for each in rewrite.report(small).refusals)
+    assert rewrite.verify(model, small, tokens()).passed
+    logits = small.eval()(**tokens()).logits
+    small.train()  # what is read later is still that of eval mode
+    assert torch.equal(logits, model.eval()(**tokens()).logits)
+
+
+class Quantized(nn.Linear):
+    """Weights of eight bits with a scale for each class, as bitsandbytes has them: a linear layer of another class."""
+
+    __module__ = "torch.ao.made_for_this_test"  # a layer that capture calls as it is
+
+    def __init__(self, rows: nn.Linear) -> None:
+        super().__init__(rows.in_features, rows.out_features, bias=False, device="meta")
+        del self.weight
+        self.scale = nn.Parameter(rows.weight.detach().abs().amax(1) / 127)
+        self.register_buffer("codes", (rows.weight.detach() / self.scale.unsqueeze(1)).round().to(torch.int8))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return functional.linear(x, self.codes.to(x.dtype) * self.scale.unsqueeze(1))
+
+
+def test_a_quantized_head_is_called_as_a_module() -> None:
+    model = Headed(with_logits)
+    model.head = Quantized(model.head)  # type: ignore[assignment]
+    small = chunked(model, batch())
+    expected = step(model, batch())
+    assert "head.scale" in expected
+    assert_close(expected, step(small, batch()))
+    assert torch.allclose(small(**batch())[1], model(**batch())[1], rtol=1e-6)
 
 
 # What is refused.
