@@ -32,16 +32,22 @@ LANGUAGE_MODELS = ("gpt2", "llama", "bert", "t5")
 MORE = tuple(e.name for e in (*DECODERS, *ENCODERS, *SEQUENCE_TO_SEQUENCE) if e.name not in LANGUAGE_MODELS)
 
 
-class Head(nn.Module):
-    """Blocks and the mean square of what they make, over a given function of the input."""
-
-    def __init__(self, first: nn.Module | None = None) -> None:
-        super().__init__()
-        self.first = first or nn.Identity()
-        self.blocks = nn.ModuleList(GatedBlock(16) for _ in range(2))
+class Flagged(GatedBlock):
+    """A block that reads its training flag: in a branch, and for a dropout called as a function."""
 
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
-        hidden = self.first(hidden)
+        hidden = functional.dropout(hidden, 0.3, self.training)
+        return super().forward(hidden * 2 if self.training else hidden)
+
+
+class Head(nn.Module):
+    """Blocks and the mean square of what they make."""
+
+    def __init__(self, block: type[GatedBlock] = GatedBlock) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(block(16) for _ in range(2))
+
+    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
         for block in self.blocks:
             hidden = block(hidden)
         return hidden.pow(2).mean()
@@ -56,10 +62,11 @@ def made(model: nn.Module, plan: str, example: Any) -> nn.Module:
 
 
 @plans
+@pytest.mark.parametrize("block", [GatedBlock, Flagged])
 @pytest.mark.parametrize("first", ["train", "eval"])
-def test_eval_is_deterministic_and_train_is_not(first: str, plan: str) -> None:
+def test_eval_is_deterministic_and_train_is_not(first: str, block: type[GatedBlock], plan: str) -> None:
     """pytorch/pytorch#68190, #151726: the training flag is baked in, dropout stays on after `eval()`."""
-    model, hidden = Head().train(first == "train"), torch.randn(3, 5, 16)
+    model, hidden = Head(block).train(first == "train"), torch.randn(3, 5, 16)
     small = made(model, plan, hidden)
     small.eval()
     model.eval()
@@ -71,12 +78,13 @@ def test_eval_is_deterministic_and_train_is_not(first: str, plan: str) -> None:
 
 
 @plans
-def test_one_part_in_eval_mode_stays_so(plan: str) -> None:
+@pytest.mark.parametrize("part", ["blocks.1.dropout", "blocks.1"])
+def test_one_part_in_eval_mode_stays_so(part: str, plan: str) -> None:
     """pytorch/pytorch#151726: a flag set on a submodule, after the rewrite, is honoured."""
-    model, hidden = Head(), torch.randn(3, 5, 16)
+    model, hidden = Head(Flagged), torch.randn(3, 5, 16)
     small = made(model, plan, hidden)
     for module in (model, small):
-        module.blocks[1].dropout.eval()
+        module.get_submodule(part).eval()
     torch.manual_seed(1)
     expected = model(hidden)
     torch.manual_seed(1)

@@ -85,6 +85,7 @@ def test_frozen_embeddings_still_train_the_rest(name: str, frozen: str, spec: st
 
 
 def _freeze_embeddings(model: nn.Module) -> None:
+    """All that comes before the blocks: what the first of them is given needs no gradient."""
     for module in model.modules():
-        if isinstance(module, nn.Embedding):
-            module.weight.requires_grad_(False)
+        if "Embedding" in type(module).__name__:
+            module.requires_grad_(False)
