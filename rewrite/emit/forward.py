@@ -101,10 +101,21 @@ class RegionForward:
                 return variant.run(self, variant.read(args, kwargs))
         parts = calls.split((args, kwargs))
         key = (parts.skeleton, ambient(), self.flags())
-        for variant in self.table.get(key, ()):
-            if variant.serves(self, parts.leaves):
-                return variant.run(self, parts.leaves)
+        found = self.find(key, parts.leaves)
+        if found is not None:
+            return found.run(self, parts.leaves)
         return self.rewriting.miss(self, args, kwargs, key, parts.leaves)
+
+    def find(self, key: Hashable, leaves: list[Any]) -> Variant | None:
+        """The code for a call, if there is any."""
+        return next((variant for variant in self.table.get(key, ()) if variant.serves(self, leaves)), None)
+
+    def prepare(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Have code for this kind of call, as the call itself would, without running it."""
+        parts = calls.split((args, kwargs))
+        key = (parts.skeleton, ambient(), self.flags())
+        if self.find(key, parts.leaves) is None:
+            self.rewriting.capture_miss(self, args, kwargs, key, parts.leaves)
 
     def still_of_kind(self, variant: Variant) -> bool:
         """Whether a call from the code around, whose inputs were checked there, may run `variant` as it is."""

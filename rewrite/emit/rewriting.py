@@ -46,6 +46,8 @@ class Rewriting:
         """What chooses passes behind the given ones, for the first training step that is captured; then None."""
         self.structure: Structure | None = None
         self.tree: dict[str, int] = {}
+        self.missed: RegionForward | None = None
+        """The forward whose call has no code yet, while it is captured."""
         self.failed: set[tuple[str, Hashable]] = set()
         self.full: set[str] = set()
         self.without_graph: set[tuple[str, Hashable]] = set()
@@ -83,6 +85,8 @@ class Rewriting:
 
     def install(self, path: str) -> RegionForward:
         """The region forward of the module at `path`, put there if it is not yet."""
+        if self.missed is not None and self.missed.path == path:
+            return self.missed
         module = self.root.get_submodule(path)
         present = vars(module).get("forward")
         if not isinstance(present, RegionForward):
@@ -96,8 +100,19 @@ class Rewriting:
     def capture(self, path: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Capture:
         return capture_module(
             self.root.get_submodule(path), path, self.blocks(), args, kwargs,
-            flags=self.region_flags, original_forward=original_forward, opaque=self.given_opaque,
+            flags=self.region_flags, original_forward=self.original_forward, opaque=self.given_opaque,
         )  # fmt: skip
+
+    def original_forward(self, module: nn.Module) -> Callable[..., Any]:
+        """The module's forward as its author, or somebody before us, left it.
+
+        What somebody has wrapped around ours since (accelerate's autocast) is underway when ours misses a call, and is
+        not entered again.
+        """
+        if self.missed is not None and self.missed.module is module:
+            return self.missed.original
+        present = vars(module).get("forward")
+        return present.original if isinstance(present, RegionForward) else module.forward
 
     def rewrite(self, path: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> pipeline.PipelineResult:
         """Capture the module at `path` for this kind of call, apply the passes, and install the code."""
@@ -175,19 +190,26 @@ class Rewriting:
         self, forward: RegionForward, args: tuple[Any, ...], kwargs: dict[str, Any], key: Hashable, leaves: list[Any]
     ) -> Any:
         """A call of a kind that has no code yet: capture again, or run the original forward."""
+        variant = self.capture_miss(forward, args, kwargs, key, leaves)
+        return forward.original(*args, **kwargs) if variant is None else variant.run(forward, leaves)
+
+    def capture_miss(
+        self, forward: RegionForward, args: tuple[Any, ...], kwargs: dict[str, Any], key: Hashable, leaves: list[Any]
+    ) -> Variant | None:
+        """Make code for a kind of call that has none; None if the original forward is to run."""
         if not self._worth_capturing(forward, key, leaves):
-            return forward.original(*args, **kwargs)
+            return None
+        outer, self.missed = self.missed, forward
         try:
             self.rewrite(forward.path, args, kwargs)
         except CaptureError as error:
-            self.failed.add((forward.path, key))
             log.warning("%s\nThe original forward runs in its place.", error)
-            return forward.original(*args, **kwargs)
-        for variant in forward.table.get(key, ()):
-            if variant.serves(forward, leaves):
-                return variant.run(forward, leaves)
-        self.failed.add((forward.path, key))
-        return forward.original(*args, **kwargs)
+        finally:
+            self.missed = outer
+        variant = forward.find(key, leaves)
+        if variant is None:
+            self.failed.add((forward.path, key))
+        return variant
 
     def _worth_capturing(self, forward: RegionForward, key: Hashable, leaves: list[Any]) -> bool:
         if (forward.path, forward.flags()) in self.without_graph:
@@ -241,12 +263,6 @@ class Replicate:
         forward = vars(replica)["forward"]
         vars(replica)["forward"] = forward.bound_to(replica)
         return replica
-
-
-def original_forward(module: nn.Module) -> Callable[..., Any]:
-    """The module's forward as its author, or somebody before us, left it."""
-    present = vars(module).get("forward")
-    return present.original if isinstance(present, RegionForward) else module.forward
 
 
 def _is_stand_in(leaf: Any) -> bool:

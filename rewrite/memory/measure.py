@@ -7,6 +7,7 @@ from typing import Any
 
 from torch import nn
 
+from rewrite.memory.ready import make_ready
 from rewrite.memory.step import Run, run_step
 from rewrite.memory.timeline import CATEGORIES, Estimate, Flops, Held, Peak, SavedAt
 from rewrite.memory.tracker import Storage
@@ -44,6 +45,7 @@ def estimate_step(
     forward raises.
     """
     device = device or "cpu"
+    make_ready(module, example_inputs, train=train)
     run = run_step(module, example_inputs, optimizer=optimizer, device=device, train=train, real=real)
     return summarise(run, optimizer=None if optimizer == "none" else optimizer, device=device)
 

@@ -14,13 +14,13 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from rewrite.capture.answers import SHADOW_ELEMENTS, Answers
-from rewrite.capture.surroundings import Kept, configs
 from rewrite.errors import InputError
 from rewrite.inputs import as_call
 from rewrite.memory.autograd import lone_holders
 from rewrite.memory.devices import device_assumptions, kernels_of
 from rewrite.memory.fakes import Clones, FakeTensors, same_random_state, swapped
 from rewrite.memory.loss import pick_loss
+from rewrite.memory.modes import in_mode
 from rewrite.memory.optimizer import StepOptimizer, build_optimizer
 from rewrite.memory.place import ModulePaths, Place, Places
 from rewrite.memory.questions import Questions
@@ -63,7 +63,7 @@ def run_step(
         around.enter_context(same_random_state())
         around.enter_context(_uncollected())
         around.enter_context(_looks_real())
-        around.enter_context(_training(module, train))
+        around.enter_context(in_mode(module, train))
         around.enter_context(mode or contextlib.nullcontext())
         around.enter_context(swapped(module, convert))
         args, kwargs = inputs_as_call(example_inputs, convert)
@@ -161,25 +161,6 @@ def _small_originals(convert: FakeTensors | Clones) -> dict[int, torch.Tensor]:
         for original, fake in convert.pairs()
         if original.numel() <= SHADOW_ELEMENTS and not isinstance(original, nn.Parameter)
     }
-
-
-@contextlib.contextmanager
-def _training(module: nn.Module, train: bool) -> Iterator[None]:
-    """Put the tree in the wanted mode; a training model keeps the parts its owner put in eval.
-
-    Options that the forward settles in a config are put back.
-    """
-    before = [(each, each.training) for each in module.modules()]
-    settled = [Kept(vars(config)) for config in configs(module)]
-    if train != module.training:
-        module.train(train)
-    try:
-        yield
-    finally:
-        for config in settled:
-            config.restore()
-        for each, flag in before:
-            each.training = flag
 
 
 @contextlib.contextmanager
