@@ -1,8 +1,9 @@
 """Drop activations after the forward and compute them again in the backward.
 
 `policy=blocks` recomputes each repeated block from its inputs; `policy=sqrt` recomputes segments of about
-square-root of the depth blocks (Chen et al. 2016, "Training Deep Nets with Sublinear Memory Cost", section 4). With
-`budget`, the planner chooses what each block keeps.
+square-root of the depth blocks (Chen et al. 2016, "Training Deep Nets with Sublinear Memory Cost", section 4);
+`policy=cheap` keeps, in each block, the results of matrix work and recomputes the rest. With `budget`, the planner
+chooses what each block keeps.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from passes.budget import plans, within_budget
+from passes.costly import keep_costly, keep_frozen
 from passes.spans import Tags, called_path, made_bytes, path_in, storages, takes_object
 from rewrite import Numerics, Pass, PassError, PassResult, Refusal, SelectorError, matches
 
@@ -21,7 +23,7 @@ if TYPE_CHECKING:
 
     from rewrite import Program, Region
 
-POLICIES = ("blocks", "sqrt")
+POLICIES = ("blocks", "sqrt", "cheap")
 
 
 @dataclass(frozen=True)
@@ -29,7 +31,8 @@ class Checkpoint(Pass):
     """Recompute parts of the model in the backward instead of keeping their activations."""
 
     policy: str = "blocks"
-    """`blocks`: each repeated block by itself. `sqrt`: segments of about square-root of the depth blocks."""
+    """`blocks`: each repeated block by itself. `sqrt`: segments of about square-root of the depth blocks. `cheap`: in each
+    block only what costs little, norms, activations, casts, dropouts and other elementwise work."""
     every: int = 1
     """With `blocks`: recompute every n-th block of each stack, starting with the first."""
     select: tuple[str, ...] | str | None = None
@@ -66,6 +69,17 @@ class Checkpoint(Pass):
         """Tag the nodes to recompute; nodes that are tagged already stay as they are."""
         if self.budget is not None and plans(program):
             return within_budget(program, self.budget, self.profile)
+        result = self._tagged(program)
+        keep_frozen(result.program)
+        if self.policy == "cheap":
+            keep_costly(result.program)
+        return result
+
+    def within(self, budget: str | int, profile: str | None) -> Pass:
+        """What this pass is called with when passes are chosen for a budget."""
+        return Checkpoint(budget=budget, profile=profile)
+
+    def _tagged(self, program: Program) -> PassResult:
         if self.select is not None:
             return self._selected(program, (self.select,) if isinstance(self.select, str) else self.select)
         if self.policy == "sqrt":
@@ -82,10 +96,6 @@ class Checkpoint(Pass):
         wanted = {path for stack in _stacks(blocks).values() for path in stack[:: self.every]}
         tags = Tags(program)
         return _result(_tag_instances(program, wanted, tags), tags)
-
-    def within(self, budget: str | int, profile: str | None) -> Pass:
-        """What this pass is called with when passes are chosen for a budget."""
-        return Checkpoint(budget=budget, profile=profile)
 
     def _selected(self, program: Program, patterns: Sequence[str]) -> PassResult:
         tags = Tags(program)
