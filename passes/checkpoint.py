@@ -31,8 +31,8 @@ class Checkpoint(Pass):
     """Recompute parts of the model in the backward instead of keeping their activations."""
 
     policy: str = "blocks"
-    """`blocks`: each repeated block by itself. `sqrt`: segments of about square-root of the depth blocks. `cheap`: in each
-    block only what costs little, norms, activations, casts, dropouts and other elementwise work."""
+    """`blocks`: each repeated block by itself. `sqrt`: segments of about square-root of the depth blocks. `cheap`: of
+    each block only what costs little: norms, activations, casts, dropouts and other elementwise work."""
     every: int = 1
     """With `blocks`: recompute every n-th block of each stack, starting with the first."""
     select: tuple[str, ...] | str | None = None
