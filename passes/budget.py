@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from rewrite import Change, PassResult, Refusal, parse_bytes, plan_keep, size_text
+import rewrite
+from rewrite import Change, PassResult, Refusal, parse_bytes, size_text
 
 if TYPE_CHECKING:
     from rewrite import KeepPlan, Program
@@ -16,7 +17,7 @@ def within_budget(program: Program, budget: str | int, profile: str | None = Non
     Raises BudgetError when there is none, InputError for a text that is no number of bytes.
     """
     bytes_given = budget if isinstance(budget, int) else parse_bytes(budget)
-    plan = plan_keep(program, bytes_given, profile=profile)
+    plan = rewrite.plan_keep(program, bytes_given, profile=profile)
     if not plan.kept:
         reason = f"a step takes {size_text(plan.before.peak_bytes)} as it is, within the budget: nothing is recomputed"
         return PassResult(program, False, refusals=(Refusal("", reason),))
