@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from rewrite.api import diff as diff
     from rewrite.api import estimate as estimate
     from rewrite.api import optimize as optimize
-    from rewrite.api import plan as plan
     from rewrite.api import remove as remove
     from rewrite.api import report as report
     from rewrite.certificate import Certificate as Certificate
@@ -44,8 +43,12 @@ if TYPE_CHECKING:
     from rewrite.errors import VerifyError as VerifyError
     from rewrite.memory.timeline import Estimate as Estimate
     from rewrite.plan.document import Plan as Plan
+    from rewrite.plan.fit import Fit as Fit
     from rewrite.plan.search import KeepPlan as KeepPlan
     from rewrite.plan.search import plan_keep as plan_keep
+    from rewrite.planning import find_batch as find_batch
+    from rewrite.planning import fit as fit
+    from rewrite.planning import plan as plan
     from rewrite.program import Opaque as Opaque
     from rewrite.program import Program as Program
     from rewrite.program import Region as Region
@@ -59,7 +62,7 @@ if TYPE_CHECKING:
     from rewrite.verify import verify as verify
 
 _HOMES = {
-    "rewrite.api": ("Report", "capture", "diff", "estimate", "optimize", "plan", "remove", "report"),
+    "rewrite.api": ("Report", "capture", "diff", "estimate", "optimize", "remove", "report"),
     "rewrite.certificate": ("Certificate",),
     "rewrite.contract": ("Change", "Numerics", "Pass", "PassResult", "Refusal"),
     "rewrite.errors": (
@@ -70,6 +73,8 @@ _HOMES = {
     "rewrite.diff.model": ("GraphDiff",),
     "rewrite.memory.timeline": ("Estimate",),
     "rewrite.plan.document": ("Plan",),
+    "rewrite.plan.fit": ("Fit",),
+    "rewrite.planning": ("find_batch", "fit", "plan"),
     "rewrite.plan.search": ("KeepPlan", "plan_keep"),
     "rewrite.program": ("Opaque", "Program", "Region"),
     "rewrite.report.sizes": ("parse_bytes", "size_text"),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, TypeVar, cast
 
 import torch
@@ -18,13 +18,10 @@ from rewrite.emit.forward import RegionForward
 from rewrite.emit.rewriting import Rewriting
 from rewrite.emit.tree import copy_tree
 from rewrite.errors import CaptureError, InputError, ModelError
-from rewrite.example import Example
 from rewrite.inputs import as_call
 from rewrite.memory import Estimate, estimate_step
-from rewrite.plan.document import Plan, is_plan_file, load_plan
-from rewrite.plan.fingerprint import fingerprint
+from rewrite.plan.document import is_plan_file, load_plan
 from rewrite.plan.joint import chooser
-from rewrite.plan.search import profile_for
 from rewrite.program import Opaque, Program
 
 Model = TypeVar("Model", bound=nn.Module)
@@ -64,7 +61,7 @@ def optimize(
     saved = load_plan(passes) if isinstance(passes, str) and is_plan_file(passes) else None
     if saved is not None and budget is not None:
         raise InputError("budget", f"{saved.path} is a plan to a budget already", "leave one of them out")
-    chosen = _checked(model, () if saved else passes)
+    chosen = checked_passes(model, () if saved else passes)
     target = model if inplace else copy_tree(model)
     reasons = dict.fromkeys(_known_paths(target, opaque), "named in `opaque`")
     rewriting = Rewriting(target, chosen, reasons)
@@ -160,54 +157,6 @@ def diff(
     return compare(title, told.before, told.after, before, after, told.steps, profile=priced)
 
 
-def plan(
-    model: nn.Module,
-    budget: str | int,
-    example_inputs: Any,
-    *,
-    passes: str | Sequence[Pass] = (),
-    optimizer: str | None = None,
-    device: str | None = None,
-    profile: str | None = None,
-    allow: str = "reassociated",
-    name: str = "",
-    progress: Callable[[str], contextlib.AbstractContextManager[Any]] = contextlib.nullcontext,
-) -> Plan:
-    """What `optimize(model, budget=budget)` would choose, with what it takes and what else there is to have.
-
-    Nothing is allocated, `model` may be on the meta device and is left as it was; the arguments are those of
-    `optimize`. Raises what `optimize` raises, BudgetError when no choice fits.
-    """
-    given = _checked(model, passes)
-    choose = chooser(budget, given, profile=profile, allow=allow)
-    args, kwargs = as_call(example_inputs)
-    rewriting = Rewriting(copy_tree(model), (), {})
-    with torch.enable_grad(), progress("capturing"):
-        captured = rewriting.program("", rewriting.capture("", args, kwargs))
-    example = Example(rewriting.root, args, kwargs, optimizer, device)
-    captured = replace(captured, metadata={**captured.metadata, "example": example})
-    with progress("planning"):
-        joint = choose.joint(pipeline.run(captured, given).program)
-        found = joint.plan(budget)
-        frontier, floor = joint.frontier(), joint.floor()
-    chosen = (*given, *found.passes)
-    return Plan(
-        model=name or type(model).__name__,
-        passes=chosen,
-        spec=spec.render(chosen),
-        numerics=loosest(chosen),
-        budget_bytes=found.keep.budget_bytes,
-        profile=profile or profile_for(joint.base.device),
-        fingerprint=fingerprint(captured, example),
-        before=found.before,
-        after=found.after,
-        time_ratio=found.time_ratio,
-        kept=found.keep.kept,
-        frontier=frontier,
-        floor=floor,
-    )
-
-
 @dataclass(frozen=True)
 class Report:
     """What a rewrite did to a model."""
@@ -249,7 +198,7 @@ def report(model: nn.Module) -> Report:
     )
 
 
-def _checked(model: nn.Module, passes: str | Sequence[Pass]) -> tuple[Pass, ...]:
+def checked_passes(model: nn.Module, passes: str | Sequence[Pass]) -> tuple[Pass, ...]:
     """The passes, if `model` can take them; raises ModelError, SpecError, InputError."""
     if not isinstance(model, nn.Module):
         raise ModelError(

@@ -11,6 +11,7 @@ import click
 
 COMMANDS = {
     "diff": "What passes would change in a model, line by line, with bytes.",
+    "fit": "The largest batch or sequence that fits a memory, with no passes and with the best plan.",
     "passes": "The passes there are, their options and what they promise.",
     "plan": "The passes with which a training step fits a byte budget in the least time.",
     "show": "A model's graph with the bytes each node keeps.",

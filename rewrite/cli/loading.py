@@ -25,6 +25,10 @@ class Loaded:
     """One line: the class, the task and the sizes."""
     notes: tuple[str, ...] = ()
     """What was chosen for the user, one sentence each."""
+    from_config: bool = False
+    """Whether the inputs were made from the model's configuration."""
+    seq: int | None = None
+    """Length of the sequences, where the model has any and it is known."""
 
 
 @dataclass(frozen=True)
@@ -65,6 +69,13 @@ def _load_factory(request: Request) -> Loaded:
     if example_inputs is NO_INPUTS:
         example_inputs, notes = inputs_for(request, model)
     return Loaded(request.model, model, example_inputs, type(model).__name__, notes)
+
+
+def inputs_again(subject: Loaded, request: Request) -> Any:
+    """Inputs of other sizes for a model that is loaded: a factory makes them, else its configuration does."""
+    if subject.from_config:
+        return inputs_for(request, subject.model)[0]
+    return load(request, torch.device("meta")).example_inputs
 
 
 def inputs_for(request: Request, model: nn.Module) -> tuple[Any, tuple[str, ...]]:

@@ -7,13 +7,15 @@ import os
 import sys
 import warnings
 from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
 
 import torch
 
 from rewrite import registry, spec
-from rewrite.api import diff, estimate, optimize, plan, report
+from rewrite.api import diff, estimate, optimize, report
 from rewrite.certificate import Certificate
-from rewrite.cli.loading import Loaded, Request, load
+from rewrite.cli.loading import Loaded, Request, inputs_again, load
 from rewrite.cli.memory import refuse_beyond_memory
 from rewrite.cli.narration import Narration
 from rewrite.contract import Pass
@@ -21,6 +23,9 @@ from rewrite.diff.compare import view
 from rewrite.diff.model import GraphDiff, View
 from rewrite.errors import CaptureError, ModelError
 from rewrite.plan.document import Plan, is_plan_file, load_plan
+from rewrite.plan.fit import Fit
+from rewrite.plan.largest import MOST
+from rewrite.planning import fit, plan
 from rewrite.verify import verify
 
 
@@ -102,6 +107,45 @@ def plan_of(
         name=f"{subject.name}  {subject.description}",
         progress=lambda stage: narration.working(f"{stage} {subject.name}"),
     )
+
+
+SEQUENCE_STEP = 8
+"""Sequences are tried in multiples of eight, which kernels are made for."""
+
+
+def fit_of(
+    subject: Loaded,
+    request: Request,
+    memory: str,
+    *,
+    optimizer: str,
+    device: str,
+    profile: str | None,
+    allow: str,
+    narration: Narration,
+) -> tuple[str, Fit]:
+    """The largest batch, or, for a given batch, the largest sequence, and what it was found for."""
+    sequences = request.batch is not None
+    step, most = (SEQUENCE_STEP, _most_tokens(subject)) if sequences else (1, MOST)
+
+    def make_inputs(size: int) -> Any:
+        return inputs_again(subject, replace(request, seq=size) if sequences else replace(request, batch=size))
+
+    with narration.working(f"fitting {subject.name}"):
+        found = fit(
+            subject.model, make_inputs, memory,
+            optimizer=optimizer, device=device, profile=profile, allow=allow, step=step, most=most,
+        )  # fmt: skip
+    if sequences:
+        return f"batch {request.batch}", found
+    length = request.seq or subject.seq
+    return (f"sequence {length}" if length else "its inputs"), found
+
+
+def _most_tokens(subject: Loaded) -> int:
+    from rewrite.cli.inputs import position_limit
+
+    return position_limit(subject.model) or MOST
 
 
 def view_of(subject: Loaded, *, optimizer: str, device: str, narration: Narration) -> View:

@@ -133,6 +133,11 @@ class Joint:
         """How much higher a run of the untouched program peaks than the simulation says."""
         return self.base.before.peak_bytes - self.candidates[0].ladder.targets()[0]
 
+    @property
+    def lowest_bytes(self) -> int:
+        """The lowest peak of all pipelines, as the simulation has it."""
+        return min(each.lowest_bytes for each in self.candidates) + self.off_bytes
+
     def plan(self, budget: str | int) -> JointPlan:
         """The plan for a budget in bytes (`8GiB`); raises BudgetError when there is none, InputError for no size."""
         budget_bytes = budget if isinstance(budget, int) else parse_bytes(budget)
@@ -206,8 +211,7 @@ class Joint:
         """The untouched step, then the least predicted time at peaks from that of the fastest plan to the lowest."""
         highest = self.base.before.peak_bytes
         fastest = self._priced(highest)
-        lowest = min(each.lowest_bytes for each in self.candidates) + self.off_bytes
-        span = fastest.peak_bytes - lowest
+        span = fastest.peak_bytes - self.lowest_bytes
         targets = [fastest.peak_bytes - span * step // (points - 2) for step in range(1, points - 1)]
         found = [Priced(highest, 1.0, "", ""), fastest, *map(self._priced, targets)]
         return tuple({each.peak_bytes: each for each in found}.values())

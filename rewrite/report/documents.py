@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from rewrite.memory.timeline import Estimate
     from rewrite.plan.document import Plan
     from rewrite.registry import Description
+    from rewrite.report.fit import FitTable
 
 DIFF_SCHEMA = "rewrite/diff/1"
 SHOW_SCHEMA = "rewrite/show/1"
@@ -117,6 +118,30 @@ def _step_document(estimate: Estimate) -> Document:
     document = estimate_document(estimate)
     del document["curve"]
     return document
+
+
+def fit_document(table: FitTable) -> Document:
+    """The sizes that fit, for each question."""
+    return {
+        "schema": FIT_SCHEMA,
+        "model": table.model,
+        "unit": table.unit,
+        "memory_bytes": table.memory_bytes,
+        "device": table.device,
+        "optimizer": table.optimizer,
+        "rows": [
+            {
+                "for": row.label,
+                "plain": row.fit.plain,
+                "plain_peak_bytes": row.fit.plain_peak_bytes,
+                "planned": row.fit.planned,
+                "planned_peak_bytes": row.fit.planned_peak_bytes,
+                "spec": row.fit.spec,
+                "time_ratio": round(row.fit.time_ratio, 4),
+            }
+            for row in table.rows
+        ],
+    }
 
 
 def passes_document(descriptions: Sequence[Description]) -> Document:

@@ -59,7 +59,9 @@ def frontier_lines(plan: Plan, width: int) -> Iterator[Text]:
         bar = "#" * max(1, round(BAR * each.peak_bytes / highest))
         mark = ">" if place == chosen else " "
         line = f"{mark} {size_text(each.peak_bytes):>9}  {f'x{each.time_ratio:.2f}':>6} {bar:<{BAR}} "
-        yield Text(line + crop_end(each.names or "no pass", max(8, width - len(line))), "green" if place == chosen else "")
+        yield Text(
+            line + crop_end(each.names or "no pass", max(8, width - len(line))), "green" if place == chosen else ""
+        )
 
 
 def _chosen(plan: Plan) -> int:
