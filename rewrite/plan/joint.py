@@ -19,8 +19,10 @@ from rewrite.memory.timeline import Estimate
 from rewrite.plan.apply import apply_points
 from rewrite.plan.ladder import RUNGS, TRUST, Ladder
 from rewrite.plan.model import PlanModel, plan_models
-from rewrite.plan.offers import applied, installed, pipelines
+from rewrite.plan.offers import applied, installed, offers, pipelines
+from rewrite.plan.outline import Outline, outline
 from rewrite.plan.search import KeepPlan, Search, rates_of, search_of, too_small
+from rewrite.plan.stage import staged
 from rewrite.plan.trial import try_program
 from rewrite.program import Program
 from rewrite.report.sizes import parse_bytes
@@ -31,6 +33,9 @@ FLOORS = 3
 
 SHARE = 1 / 500
 """Of the untouched step's time: plans that differ by less are equally fast, and that of the fewest passes is taken."""
+
+NEAR = 512
+"""Offers of a pass that differ by no more than one part in this many of the untouched peak are taken as equal."""
 
 BOUND, RUNG, MEASURED = range(3)
 """How a time is known, from a bound that takes one solve to a plan that was run."""
@@ -119,14 +124,27 @@ class Joint:
             root, rates, known = self.example.root, self.base.rates, self.base.known
             assert root is not None
             offering = [each for each in installed() if each.name not in self.given]
-            choices = pipelines(self.program, offering, self.allow)
-            made = applied(self.program, choices)
+            offered = [self._distinct(each) for each in offers(self.program, offering, self.allow)]
+            made = applied(self.program, pipelines(offered))
             programs = [program for _, program in made]
             models = plan_models(programs, root, self.base.before, self.base.device, rates, known=known)
             self._candidates = [
                 Candidate(passes, program, model) for (passes, program), model in zip(made, models, strict=True)
             ]
         return self._candidates
+
+    def _distinct(self, offered: Sequence[Pass]) -> list[Pass]:
+        """Offers of one pass without those that are much like an earlier one, seen by what pieces take as they are."""
+        assert self.example.root is not None
+        base, slack = self.base, self.base.before.peak_bytes // NEAR
+        made = applied(self.program, [(each,) for each in offered])
+        found: list[tuple[Pass, Outline]] = []
+        with staged(self.example.root, base.device) as stage:
+            for (each,), program in made:
+                new = outline(program, stage, base.rates, base.known.kinds)
+                if not any(base.known.near(known, new, slack, stage) for _, known in found):
+                    found.append((each, new))
+        return [each for each, _ in found]
 
     @property
     def off_bytes(self) -> int:

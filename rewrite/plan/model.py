@@ -38,7 +38,28 @@ class Known:
     """What has been found of pieces by kind, for one device, its rates and one model; programs of it may share it."""
 
     kinds: dict[str, Kind] = field(default_factory=dict)
+    plain: dict[str, Footprint] = field(default_factory=dict)
+    """Of pieces that run as they are."""
     options: dict[str, Options] = field(default_factory=dict)
+
+    def plain_footprint(self, kind: Kind, stage: Stage) -> Footprint:
+        """What a piece of this kind takes as it is."""
+        if kind.key not in self.plain:
+            self.plain[kind.key] = Footprint() if kind.profile is None else measure(kind, None, stage)
+        return self.plain[kind.key]
+
+    def near(self, one: Outline, other: Outline, slack_bytes: int, stage: Stage) -> bool:
+        """Whether no piece of `other` takes less than that of `one` as they are, but for so many bytes altogether."""
+        if len(one.pieces) != len(other.pieces):
+            return False
+        pairs = [
+            tuple(self.plain_footprint(piece.kind, stage) for piece in pieces)
+            for pieces in zip(one.pieces, other.pieces, strict=True)
+        ]
+        return sum(mine.kept - its.kept for mine, its in pairs) <= slack_bytes and all(
+            mine.forward - its.forward <= slack_bytes and mine.backward - its.backward <= slack_bytes
+            for mine, its in pairs
+        )
 
 
 @dataclass(frozen=True)
@@ -99,7 +120,7 @@ def plan_models(
     if calibrate:
         new = [_calibrated(kind) for kind in new]
     with staged(root, device) as stage:
-        known.options.update({kind.key: _options(kind, stage, rates) for kind in new})
+        known.options.update({kind.key: _options(kind, stage, rates, known) for kind in new})
         gradients = [_gradients_left(found, root) for found in outlines]
     return [_model(found, known, before, left) for found, left in zip(outlines, gradients, strict=True)]
 
@@ -123,12 +144,10 @@ def _calibrated(kind: Kind) -> Kind:
     return replace(kind, profile=kind.profile.priced(node_seconds(kind)))
 
 
-def _options(kind: Kind, stage: Stage, rates: Rates) -> Options:
-    if kind.profile is None:
-        return Options((None,), (Footprint(),))
+def _options(kind: Kind, stage: Stage, rates: Rates, known: Known) -> Options:
     points: list[Point | None] = [None]
-    footprints = [measure(kind, None, stage)]
-    if footprints[0].kept:
+    footprints = [known.plain_footprint(kind, stage)]
+    if kind.profile is not None and footprints[0].kept:
         for point in curve(kind.profile):
             found = measure(kind, point, stage)
             again = found.seconds + SEGMENT_SECONDS * len(kind.profile.nodes)

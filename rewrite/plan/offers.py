@@ -34,20 +34,25 @@ def _default(name: str) -> Pass | None:
         return None
 
 
-def pipelines(program: Program, passes: Sequence[Pass], loosest: Numerics) -> list[tuple[Pass, ...]]:
-    """Every choice of at most one offer of each pass, those of the fewest passes first; none at all comes first."""
+def offers(program: Program, passes: Sequence[Pass], loosest: Numerics) -> list[list[Pass]]:
+    """What each pass offers whose numerics are no looser than `loosest`."""
     allowed = list(Numerics)[: list(Numerics).index(loosest) + 1]
-    offers = [list(each.offers(program)) for each in passes if each.numerics in allowed]
-    while _count(offers) > MOST_PIPELINES:
-        max(offers, key=len).pop()
-    choices = itertools.product(*[(None, *each) for each in offers])
+    return [found for each in passes if each.numerics in allowed and (found := list(each.offers(program)))]
+
+
+def pipelines(offered: Sequence[Sequence[Pass]]) -> list[tuple[Pass, ...]]:
+    """Every choice of at most one offer of each pass, those of the fewest passes first; none at all comes first."""
+    kept = [list(each) for each in offered]
+    while _count(kept) > MOST_PIPELINES:
+        max(kept, key=len).pop()
+    choices = itertools.product(*[(None, *each) for each in kept])
     made = [tuple(each for each in choice if each is not None) for choice in choices]
     return sorted(made, key=len)
 
 
-def _count(offers: Sequence[Sequence[Pass]]) -> int:
+def _count(offered: Sequence[Sequence[Pass]]) -> int:
     count = 1
-    for each in offers:
+    for each in offered:
         count *= len(each) + 1
     return count
 
