@@ -189,7 +189,8 @@ class Session:
         except (OpaqueError, StoppedError, TimeUpError):
             raise
         except Exception as error:
-            raise OpaqueError(self.last_place[0] or path, first_line(error), self.last_place[1]) from error
+            place = self.last_place[1] or line
+            raise OpaqueError(self.last_place[0] or path, first_line(error), place) from error
         finally:
             read, self.read_hidden = self.read_hidden, outer_read
             self.recorder, self.stack = outer, outer_stack
