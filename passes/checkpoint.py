@@ -70,9 +70,9 @@ class Checkpoint(Pass):
         if self.budget is not None and plans(program):
             return within_budget(program, self.budget, self.profile)
         result = self._tagged(program)
-        keep_frozen(result.program)
+        keep_frozen(result)
         if self.policy == "cheap":
-            keep_costly(result.program)
+            keep_costly(result)
         return result
 
     def within(self, budget: str | int, profile: str | None) -> Pass:

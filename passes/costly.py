@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from passes.spans import function_name
-from rewrite import KEEP, KEEP_STATE, RECOMPUTE
+from rewrite import KEEP, KEEP_STATE
 
 if TYPE_CHECKING:
     from torch.fx import Node
 
-    from rewrite import Program
+    from rewrite import PassResult
 
 FREE_LAYERS = ("Norm", "Dropout", "ELU", "GELU", "Sigmoid", "SiLU", "Tanh", "Softmax", "Softplus", "Hardswish", "Mish",
                "Identity", "Flatten", "Pad", "Shuffle", "Shrink", "Softsign", "Threshold", "Embedding",
@@ -38,17 +39,24 @@ def _is_free(name: str) -> bool:
     return any(part in name for part in FREE_LAYERS)
 
 
-def keep_costly(program: Program) -> None:
-    """Of the nodes that are tagged to be recomputed, keep the costly, and the masks of dropouts."""
-    for node in (node for region in program.regions for node in region.nodes() if RECOMPUTE in node.meta):
+def keep_costly(result: PassResult) -> None:
+    """Of the nodes that a pass has tagged to be recomputed, keep the costly, and the masks of dropouts."""
+    for node in _changed(result):
         if is_costly(node):
             node.meta[KEEP] = node.meta[KEEP_STATE] = True
         elif "ropout" in f"{function_name(node)} {getattr(node.meta.get('module_type'), '__name__', '')}":
             node.meta[KEEP_STATE] = True
 
 
-def keep_frozen(program: Program) -> None:
+def keep_frozen(result: PassResult) -> None:
     """Keep the costly values that no gradient goes through: what is frozen before them is never run again."""
-    for node in (node for region in program.regions for node in region.nodes() if RECOMPUTE in node.meta):
+    for node in _changed(result):
         if is_costly(node) and getattr(node.meta.get("val"), "requires_grad", None) is False:
             node.meta[KEEP] = node.meta[KEEP_STATE] = True
+
+
+def _changed(result: PassResult) -> Iterator[Node]:
+    """The nodes that the pass has tagged: not those that the model's author, or a pass before, has recomputed."""
+    for change in result.changes:
+        names = set(change.nodes)
+        yield from (node for node in result.program.region(change.path).nodes() if node.name in names)
