@@ -17,6 +17,7 @@ from rewrite.capture.intercept import capturing
 from rewrite.capture.surroundings import ambient
 from rewrite.capture.watch import Watch
 from rewrite.readers import Reader
+from rewrite.recompute import nesting
 
 if TYPE_CHECKING:
     from rewrite.emit.rewriting import Rewriting
@@ -95,16 +96,26 @@ class RegionForward:
         if capturing():
             return self.original(*args, **kwargs)
         expected, self.expected = self.expected, None
+        again = nesting.chosen_before()
+        if again is nesting.NOTHING:
+            variant, leaves = self.choose(expected, args, kwargs)
+        else:
+            variant, leaves = again, calls.split((args, kwargs)).leaves
+        nesting.remember(variant)
+        return self.original(*args, **kwargs) if variant is None else variant.run(self, leaves)
+
+    def choose(
+        self, expected: tuple[Variant, list[bool]] | None, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[Variant | None, list[Any]]:
+        """The code for a call, captured now if there is none, and the leaves to run it on; None for the original."""
         if expected is not None and expected[1][0] and self.still_of_kind(expected[0]):
             variant = expected[0]
             if variant.read is not None:
-                return variant.run(self, variant.read(args, kwargs))
+                return variant, variant.read(args, kwargs)
         parts = calls.split((args, kwargs))
         key = (parts.skeleton, ambient(), self.flags())
         found = self.find(key, parts.leaves)
-        if found is not None:
-            return found.run(self, parts.leaves)
-        return self.rewriting.miss(self, args, kwargs, key, parts.leaves)
+        return found or self.rewriting.capture_miss(self, args, kwargs, key, parts.leaves), parts.leaves
 
     def find(self, key: Hashable, leaves: list[Any]) -> Variant | None:
         """The code for a call, if there is any."""

@@ -65,6 +65,8 @@ class _Run:
         """Inputs that the forward changes in place; empty once it is through."""
         self.need_grad = {place: value.requires_grad for place, value in self.changing.items()}
         self.first = True
+        self.choices: list[Any] = []
+        """The code that the regions called inside have run."""
         self.kept: list[Any] = []
         with torch.no_grad():
             self.originals = {place: inputs[place].detach().clone() for place in segment.mutated_inputs}
@@ -81,7 +83,7 @@ class _Run:
         if self.first:
             self.first = False
             given = [self.changing.pop(place, value) for place, value in enumerate(inputs)]
-            with nesting.whole_segment():
+            with nesting.first_run(self.choices):
                 returned = self.segment.forward(self.module, *given)
             self.kept = [_detached(value) for value in returned[self.segment.results :]]
             return returned[: self.segment.results]
@@ -90,7 +92,7 @@ class _Run:
         given = list(inputs)
         for place, original in self.originals.items():
             given[place] = original.detach().requires_grad_(self.need_grad[place]).clone()
-        with buffers_as(self.module, self.buffers), nesting.whole_segment():
+        with buffers_as(self.module, self.buffers), nesting.second_run(self.choices):
             return self.segment.again(self.module, *given, *map(_given, self.kept))
 
     def _check_inputs(self) -> None:

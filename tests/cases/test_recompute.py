@@ -89,3 +89,40 @@ def _freeze_embeddings(model: nn.Module) -> None:
     for module in model.modules():
         if "Embedding" in type(module).__name__:
             module.requires_grad_(False)
+
+
+class Biased(nn.Module):
+    """A block that is given a bias beside its input."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(8, 8)
+
+    def forward(self, hidden: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
+        return torch.tanh(self.linear(hidden) + bias)
+
+
+class SharedBias(nn.Module):
+    """Blocks that share a bias computed before them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.bias = nn.Linear(8, 8)
+        self.blocks = nn.ModuleList(Biased() for _ in range(4))
+
+    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
+        bias = self.bias(hidden)
+        for block in self.blocks:
+            hidden = block(hidden, bias)
+        return hidden.pow(2).mean()
+
+
+@specs
+def test_what_is_frozen_after_the_rewrite_is_frozen_in_the_recompute_too(spec: str) -> None:
+    """huggingface/transformers#23170: the recompute meets a kind of call that the forward did not."""
+    model, inputs = SharedBias(), {"hidden": torch.randn(3, 8)}
+    small = rewrite.optimize(model, spec, example_inputs=inputs)
+    assert_recomputed(small, "blocks.0", "blocks.3")
+    model.bias.requires_grad_(False)
+    for _ in range(2):
+        assert_equal(run(model, inputs), run(small, inputs))
