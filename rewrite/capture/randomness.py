@@ -13,7 +13,7 @@ RANDOM_NAMES = ("rand", "dropout", "bernoulli", "multinomial", "normal", "unifor
                 "_standard_gamma")  # fmt: skip
 """Parts of the names of torch functions that draw."""
 
-NOT_RANDOM = ("normalize",)
+NOT_RANDOM = ("normalize", "poisson_nll_loss", "__rand__")
 """Parts of names that hold one of the above and do not draw."""
 
 MAYBE_RANDOM = ("scaled_dot_product_attention", "multi_head_attention_forward", "lstm", "gru", "rnn_tanh", "rnn_relu")
@@ -34,6 +34,8 @@ def draws(func: Callable[..., Any], name: str, args: tuple[Any, ...], kwargs: Ma
     if name in MAYBE_RANDOM:
         given = kwargs.get("dropout_p", args[4] if len(args) > 4 else 0.0)
         return name != "scaled_dot_product_attention" or not (isinstance(given, (int, float)) and given == 0)
+    if name.startswith("_scaled_dot_product") or name in ("_cudnn_rnn", "miopen_rnn"):
+        return True
     if any(part in name for part in RANDOM_NAMES) and not any(part in name for part in NOT_RANDOM):
         return True
     return not _of_torch(func)

@@ -108,6 +108,8 @@ class _Segment:
     def _repeats(self, node: fx.Node, written: set[fx.Node]) -> bool:
         if not value_tensors(node.meta.get("val")):
             return False
+        if draws_by_itself(node):
+            return False
         return not node.meta.get("writes") and (node not in written or self.is_view(node))
 
     def _homes(self, node: fx.Node) -> list[fx.Node]:
@@ -275,6 +277,11 @@ def _saves_nothing(node: fx.Node) -> bool:
     if node.target is operator.getitem:
         return isinstance(node.args[0], fx.Node) and isinstance(node.args[0].meta.get("val"), (tuple, list))
     return _name(node) in VIEWS
+
+
+def draws_by_itself(node: fx.Node) -> bool:
+    """Whether the node draws from a generator of the user's own, whose state is not brought back."""
+    return node.kwargs.get("generator") is not None
 
 
 def _is_random(node: fx.Node) -> bool:

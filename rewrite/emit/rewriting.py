@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import logging
+import threading
 from collections import Counter
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import replace
@@ -30,6 +31,9 @@ MAX_VARIANTS = 16
 """Kinds of calls that one region has code for; further kinds run the original forward."""
 
 log = logging.getLogger("rewrite")
+
+_CAPTURING = threading.RLock()
+"""One capture at a time: it stands fakes in the place of a model's tensors."""
 
 
 class Rewriting:
@@ -186,19 +190,27 @@ class Rewriting:
             None if captured.shared else self.watch(captured.module, captured.path).own.state(),
         )
 
+    def miss(
+        self, forward: RegionForward, args: tuple[Any, ...], kwargs: dict[str, Any], key: Hashable, leaves: list[Any]
+    ) -> Any:
+        """A call of a kind that has no code yet: capture again, or run the original forward."""
+        variant = self.capture_miss(forward, args, kwargs, key, leaves)
+        return forward.original(*args, **kwargs) if variant is None else variant.run(forward, leaves)
+
     def capture_miss(
         self, forward: RegionForward, args: tuple[Any, ...], kwargs: dict[str, Any], key: Hashable, leaves: list[Any]
     ) -> Variant | None:
         """Make code for a kind of call that has none; None if the original forward is to run."""
         if not self._worth_capturing(forward, key, leaves):
             return None
-        outer, self.missed = self.missed, forward
-        try:
-            self.rewrite(forward.path, args, kwargs)
-        except CaptureError as error:
-            log.warning("%s\nThe original forward runs in its place.", error)
-        finally:
-            self.missed = outer
+        with _CAPTURING:
+            outer, self.missed = self.missed, forward
+            try:
+                self.rewrite(forward.path, args, kwargs)
+            except CaptureError as error:
+                log.warning("%s\nThe original forward runs in its place.", error)
+            finally:
+                self.missed = outer
         variant = forward.find(key, leaves)
         if variant is None:
             self.failed.add((forward.path, key))

@@ -11,7 +11,7 @@ from torch import fx
 from rewrite import runtime
 from rewrite.capture.captured import fills_late
 from rewrite.emit.code import compile_graph
-from rewrite.emit.planned import can_plan, owners_of, plan_segment, written_buffers
+from rewrite.emit.planned import can_plan, draws_by_itself, owners_of, plan_segment, written_buffers
 from rewrite.errors import ContractError
 from rewrite.program import Region, value_tensors
 from rewrite.recompute.segment import Planned
@@ -98,7 +98,8 @@ def _whole(
     attributes: list[fx.Node],
     mutated: tuple[int, ...],
 ) -> Recomputed:
-    kept = [node for node in group if node.meta.get(KEEP) and value_tensors(node.meta.get("val"))]
+    wanted = (node for node in group if node.meta.get(KEEP) or draws_by_itself(node))
+    kept = [node for node in wanted if value_tensors(node.meta.get("val"))]
     forward = _part(group, inputs, attributes, outputs, kept, again=False)
     again = _part(group, inputs, attributes, outputs, kept, again=True)
     return Recomputed(

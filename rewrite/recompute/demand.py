@@ -37,9 +37,12 @@ _UNKNOWN, _APART = (-1, WHOLE, _NOTHING), (-1, WHOLE, _NOTHING)
 def run_planned(plan: Plan, module: nn.Module, inputs: Sequence[Any]) -> tuple[Any, ...]:
     """The results of the segment; the backward computes its values again as `plan` says."""
     run = Run(plan, module, inputs)
-    with saved_tensors_hooks(run.pack, unpack):
-        results = plan.recorded(module, run, *inputs)
-    run.finish()
+    try:
+        with saved_tensors_hooks(run.pack, unpack):
+            results = plan.recorded(module, run, *inputs)
+        run.finish()
+    finally:
+        run.forget()  # after an error too: values hold, through their graphs, tokens, and these the run
     return results
 
 
@@ -120,8 +123,6 @@ class Run:
         self._know(place, value)
         if place in self.plan.held:
             self.sources[place] = _detached(value)
-            if isinstance(value, torch.Tensor):
-                self.versions[place] = _version(value)
 
     def know(self, value: torch.Tensor) -> None:
         """A buffer: what is saved of it is no operator's own."""
@@ -174,7 +175,7 @@ class Run:
         return self.dropout(place, value, module.p, module.training)
 
     def finish(self) -> None:
-        """The forward is through: tokens hold what they can be had from, and nothing else is held."""
+        """The forward is through: tokens hold what they can be had from."""
         shared: dict[Place, dict[Place, Any]] = {}
         for token in self.tokens:
             if token.wanted not in shared:
@@ -182,18 +183,29 @@ class Run:
                 shared[token.wanted] = {source: self.sources[source] for source in there}
             token.sources = shared[token.wanted]
         self.wanted = tuple(token.wanted for token in self.tokens)
+        tensors = ((place, value) for place, value in self.sources.items() if isinstance(value, torch.Tensor))
+        self.versions = {place: _version(value) for place, value in tensors}
+
+    def forget(self) -> None:
+        """Hold nothing any more but what tokens hold."""
         self.live, self.storages, self.sources, self.tokens, self.pending = {}, {}, {}, [], []
 
-    def _know(self, place: Place, value: Any, part: int = WHOLE) -> None:
-        if isinstance(value, (tuple, list)):
-            for position, item in enumerate(value):
-                self._know(place, item, position)
-        elif isinstance(value, torch.Tensor) and value.layout == torch.strided:
-            self.need_grad[place] = value.requires_grad
-            storage = value.untyped_storage()._cdata
-            if storage not in self.live:
-                self.live[storage] = (place, part, value)
-                self.storages.setdefault(place, []).append(storage)
+    def _know(self, place: Place, value: Any) -> None:
+        if isinstance(value, torch.Tensor):
+            self._know_part(place, WHOLE, value)
+        elif isinstance(value, (tuple, list)):
+            for part, item in enumerate(value):
+                if isinstance(item, torch.Tensor):  # what is nested deeper counts as the operator's own
+                    self._know_part(place, part, item)
+
+    def _know_part(self, place: Place, part: int, value: torch.Tensor) -> None:
+        if value.layout != torch.strided:
+            return
+        self.need_grad[place] = value.requires_grad
+        storage = value.untyped_storage()._cdata
+        if storage not in self.live:
+            self.live[storage] = (place, part, value)
+            self.storages.setdefault(place, []).append(storage)
 
     # What autograd saves.
 
@@ -249,9 +261,9 @@ class Run:
     def value(self, token: Token) -> torch.Tensor:
         """The tensor of a token that stands for a value of the segment."""
         left = self._ask()
-        if token.wanted not in self.values:
-            self._recompute(token.wanted, token.sources, left)
-        value = self.values[token.wanted]
+        value = self.values.get(token.wanted)
+        if value is None:
+            value = self._recompute(token.wanted, token.sources, left)
         self._used(token.wanted, left)
         tensor: torch.Tensor = value if token.part == WHOLE else value[token.part]
         return tensor if token.geometry is None else tensor.as_strided(*token.geometry)
@@ -281,8 +293,8 @@ class Run:
         if left[place] <= 0:
             self.values.pop(place, None)
 
-    def _recompute(self, wanted: Place, sources: dict[Place, Any], left: dict[Place, int]) -> None:
-        """Run the node at `wanted`, and before it those whose value it needs and that is not there."""
+    def _recompute(self, wanted: Place, sources: dict[Place, Any], left: dict[Place, int]) -> Any:
+        """The value of the node at `wanted`, run again after those whose value it needs and that is not there."""
         steps, values = self.plan.steps, self.values
         order, last = {wanted}, dict[Place, Place]()
         todo = [wanted]
@@ -305,8 +317,7 @@ class Run:
                     left[source] = remaining = left.get(source, 0) - 1
                     if remaining <= 0 and last[source] == place:
                         values.pop(source, None)
-        if left.get(wanted, 0) <= 0:
-            values.pop(wanted, None)
+        return values.pop(wanted) if left.get(wanted, 0) <= 0 else values[wanted]
 
     def _source(self, place: Place, sources: dict[Place, Any]) -> Any:
         value = sources[place]
