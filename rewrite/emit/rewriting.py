@@ -190,13 +190,6 @@ class Rewriting:
             None if captured.shared else self.watch(captured.module, captured.path).own.state(),
         )
 
-    def miss(
-        self, forward: RegionForward, args: tuple[Any, ...], kwargs: dict[str, Any], key: Hashable, leaves: list[Any]
-    ) -> Any:
-        """A call of a kind that has no code yet: capture again, or run the original forward."""
-        variant = self.capture_miss(forward, args, kwargs, key, leaves)
-        return forward.original(*args, **kwargs) if variant is None else variant.run(forward, leaves)
-
     def capture_miss(
         self, forward: RegionForward, args: tuple[Any, ...], kwargs: dict[str, Any], key: Hashable, leaves: list[Any]
     ) -> Variant | None:
