@@ -43,7 +43,8 @@ def optimize(
     """Rewrite `model` with `passes` and return an ordinary module of the same class.
 
     `passes` are pass objects, a spec text such as `"checkpoint{policy=sqrt}"`, or the name of a `.json` file that
-    `rewrite plan -o` wrote, whose plan is refused for any other training step. `example_inputs` is one call: a dict
+    `rewrite plan -o` wrote, whose plan is refused for any other training step and is counted as it was made, whatever
+    `optimizer` and `device` say. `example_inputs` is one call: a dict
     of keyword arguments, a tuple or list of positional ones, or a tensor; without them the model's `dummy_inputs` are
     used, else the first call. The result shares every Parameter and buffer with `model`, which is left as it was
     unless `inplace=True`. Modules named in `opaque` keep their own forward.
@@ -67,7 +68,7 @@ def optimize(
     rewriting = Rewriting(target, chosen, reasons)
     rewriting.optimizer, rewriting.device = optimizer, device
     if saved is not None:
-        rewriting.optimizer, rewriting.device = optimizer or saved.optimizer, device or saved.device
+        rewriting.optimizer, rewriting.device = saved.optimizer, saved.device
         rewriting.choose = saved
     if budget is not None:
         rewriting.choose = chooser(budget, chosen, profile=profile, allow=allow)

@@ -15,9 +15,10 @@ from rewrite.api import checked_passes, estimate, optimize
 from rewrite.contract import Pass, loosest
 from rewrite.emit.rewriting import Rewriting
 from rewrite.emit.tree import copy_tree
+from rewrite.errors import InputError
 from rewrite.example import Example
 from rewrite.inputs import as_call
-from rewrite.plan.document import Plan
+from rewrite.plan.document import Plan, is_plan_file
 from rewrite.plan.fingerprint import fingerprint
 from rewrite.plan.fit import Fit, fit_sizes
 from rewrite.plan.joint import Joint, chooser
@@ -45,6 +46,8 @@ def plan(
     Nothing is allocated, `model` may be on the meta device and is left as it was; the arguments are those of
     `optimize`. Raises what `optimize` raises, BudgetError when no choice fits.
     """
+    if isinstance(passes, str) and is_plan_file(passes):
+        raise InputError("passes", f"{passes} is a plan to a budget already", "give passes that are to run before")
     given = checked_passes(model, passes)
     choose = chooser(budget, given, profile=profile, allow=allow)
     with progress("capturing"):
@@ -64,7 +67,7 @@ def plan(
         fingerprint=fingerprint(captured, captured.metadata["example"]),
         before=found.before,
         after=found.after,
-        time_ratio=found.time_ratio,
+        chosen=found.priced,
         kept=found.keep.kept,
         frontier=frontier,
         floor=floor,

@@ -21,6 +21,8 @@ class Rates:
     """Random numbers, where drawing them takes longer than writing them."""
     launch: float = 5e-6
     """Seconds that an operator takes however small it is, to be called from Python."""
+    beside: float = 0.0
+    """Seconds that an operator of a training step takes beside its work, where nothing else runs meanwhile."""
 
 
 PEAK_RATES = {
@@ -29,6 +31,12 @@ PEAK_RATES = {
     "rtx4090": Rates(82.6e12, 165.2e12, 1.008e12, "NVIDIA Ada GPU architecture whitepaper, FP16 with FP32 accumulate"),
     "t4": Rates(8.1e12, 65e12, 0.32e12, "NVIDIA T4 datasheet"),
     "cpu": Rates(
-        100e9, 100e9, 20e9, "a nominal server core, as tests/bench/core_rates.py measures one", draws=125e6, launch=2e-6
+        100e9,
+        100e9,
+        20e9,
+        "a nominal server core, as tests/bench/core_rates.py measures one",
+        draws=125e6,
+        launch=2e-6,
+        beside=20e-6,
     ),
 }

@@ -40,14 +40,19 @@ class Plan:
     fingerprint: Fingerprint
     before: Estimate
     after: Estimate
-    time_ratio: float
-    """Predicted time of a step, of that of the untouched one."""
+    chosen: Priced
+    """The plan's peak, its predicted time, and its passes."""
     kept: tuple[Kept, ...]
     """What each group of blocks keeps; nothing without recompute."""
     frontier: tuple[Priced, ...]
     """Predicted peaks and times from the untouched step to the lowest peak, with no step run."""
     floor: Estimate
     """The step with the lowest peak there is."""
+
+    @property
+    def time_ratio(self) -> float:
+        """Predicted time of a step, of that of the untouched one."""
+        return self.chosen.time_ratio
 
 
 def is_plan_file(passes: str | Sequence[Pass]) -> bool:

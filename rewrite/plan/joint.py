@@ -76,6 +76,12 @@ class JointPlan:
         """The pipeline as text, which reproduces the plan."""
         return render(self.passes)
 
+    @property
+    def priced(self) -> Priced:
+        """Its place among the points of a frontier."""
+        chosen = self.passes[:-1] if self.keep.kept else self.passes
+        return _priced(self.after.peak_bytes, self.time_ratio, chosen, self.passes)
+
 
 class Candidate:
     """One pipeline, with the chain of the program it makes."""
@@ -231,7 +237,7 @@ class Joint:
         fastest = self._priced(highest)
         span = fastest.peak_bytes - self.lowest_bytes
         targets = [fastest.peak_bytes - span * step // (points - 2) for step in range(1, points - 1)]
-        found = [Priced(highest, 1.0, "", ""), fastest, *map(self._priced, targets)]
+        found = [_priced(highest, 1.0, (), ()), fastest, *map(self._priced, targets)]
         return tuple({each.peak_bytes: each for each in found}.values())
 
     def floor(self) -> Estimate:
@@ -249,12 +255,15 @@ class Joint:
                 seconds = candidate.step_seconds + best.seconds
                 found.append((seconds, number, best.peak_bytes + self.off_bytes, any(best.choice)))
         seconds, number, peak_bytes, recomputes = min(found)
-        passes, names = self.candidates[number].passes, [str(each) for each in self.candidates[number].passes]
-        if recomputes:
-            passes = (*passes, _budgeted(target, self.profile))
-            names.append(passes[-1].name)
-        ratio = seconds / self.candidates[0].step_seconds
-        return Priced(peak_bytes, ratio, render(passes), ",".join(names))
+        chosen = self.candidates[number].passes
+        passes = (*chosen, _budgeted(target, self.profile)) if recomputes else chosen
+        return _priced(peak_bytes, seconds / self.candidates[0].step_seconds, chosen, passes)
+
+
+def _priced(peak_bytes: int, time_ratio: float, chosen: Sequence[Pass], passes: Sequence[Pass]) -> Priced:
+    """A point; `passes` are the chosen ones and the one that takes the budget, which is named without it."""
+    names = [*map(str, chosen), *(each.name for each in passes[len(chosen) :])]
+    return Priced(peak_bytes, time_ratio, render(passes), ",".join(names))
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from rewrite.plan.chain import Chain, Link, Value
 from rewrite.plan.curve import Point, curve
 from rewrite.plan.measure import Footprint, measure
 from rewrite.plan.outline import Kind, Outline, Piece, outline
-from rewrite.plan.price import SEGMENT_SECONDS, work_seconds
+from rewrite.plan.price import SEGMENT_SECONDS, step_seconds
 from rewrite.plan.stage import Stage, staged
 from rewrite.program import Program
 
@@ -154,7 +154,7 @@ def _options(kind: Kind, stage: Stage, rates: Rates, known: Known) -> Options:
             points.append(point)
             footprints.append(replace(found, seconds=again))
     kept = [place for place in range(len(points)) if not _worse(place, footprints)]
-    seconds = work_seconds(footprints[0].work, rates)
+    seconds = step_seconds(footprints[0].work, rates)
     return Options(tuple(points[place] for place in kept), tuple(footprints[place] for place in kept), seconds)
 
 

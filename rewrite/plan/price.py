@@ -37,6 +37,11 @@ def work_seconds(work: Iterable[Work], rates: Rates) -> float:
     return sum(each.calls * _operator_seconds(each, rates) for each in work)
 
 
+def step_seconds(work: Iterable[Work], rates: Rates) -> float:
+    """Of these operators in a training step, each with what it takes beside its work."""
+    return sum(each.calls * (_operator_seconds(each, rates) + rates.beside) for each in work)
+
+
 def _operator_seconds(work: Work, rates: Rates) -> float:
     arithmetic = work.flops / (rates.half_flops if work.half else rates.flops)
     return max(rates.launch, arithmetic, work.moved_bytes / rates.bytes)

@@ -52,22 +52,13 @@ def _change_line(name: str, before: int, after: int) -> Text:
 def frontier_lines(plan: Plan, width: int) -> Iterator[Text]:
     """Peak against time: a bar for each peak, the time it takes, and the passes; `>` marks the plan."""
     yield Text("least time by peak, predicted", "bold")
-    rows = [*plan.frontier]
-    highest = max(each.peak_bytes for each in rows)
-    chosen = _chosen(plan)
-    for place, each in enumerate(rows):
-        bar = "#" * max(1, round(BAR * each.peak_bytes / highest))
-        mark = ">" if place == chosen else " "
-        line = f"{mark} {size_text(each.peak_bytes):>9}  {f'x{each.time_ratio:.2f}':>6} {bar:<{BAR}} "
-        yield Text(
-            line + crop_end(each.names or "no pass", max(8, width - len(line))), "green" if place == chosen else ""
-        )
-
-
-def _chosen(plan: Plan) -> int:
-    """The lowest point of the frontier that takes no more time than the plan, within what a line shows."""
-    fits = [place for place, each in enumerate(plan.frontier) if each.peak_bytes >= plan.after.peak_bytes]
-    return max(fits, default=0)
+    rows = {each.peak_bytes: each for each in (*plan.frontier, plan.chosen)}
+    highest = max(rows)
+    for peak_bytes, each in sorted(rows.items(), reverse=True):
+        bar = "#" * max(1, round(BAR * peak_bytes / highest))
+        mark, style = (">", "green") if each is plan.chosen else (" ", "")
+        line = f"{mark} {size_text(peak_bytes):>9}  {f'x{each.time_ratio:.2f}':>6} {bar:<{BAR}} "
+        yield Text(line + crop_end(each.names or "no pass", max(8, width - len(line))), style)
 
 
 def crop_end(text: str, width: int) -> str:

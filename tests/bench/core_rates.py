@@ -7,7 +7,10 @@ from collections.abc import Callable
 from functools import partial
 
 import torch
+from torch import nn
 from torch.nn import functional
+
+import rewrite
 
 REPETITIONS = 9
 SIZES = ((1024, 128), (2048, 256), (512, 768))
@@ -41,6 +44,22 @@ def main() -> None:
         print(f"{rows}x{width}: linear {flops / 1e9:.0f} GFLOP/s, {shown}, {draws / 1e6:.0f} M draws/s")
     small = torch.randn(8)
     print(f"smallest operator: {seconds(partial(torch.add, small, small)) * 1e6:.2f} us")
+
+    for width, chunks in ((16, (2, 32)), (128, (2, 8))):
+        print(f"an operator more in a step, width {width}: {beside(width, *chunks) * 1e6:.0f} us")
+
+
+def beside(width: int, few: int, many: int) -> float:
+    """Seconds that each operator adds which more chunks of a feed-forward part of 1024 rows take."""
+    part = nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width))
+    inputs = torch.randn(1, 1024, width, requires_grad=True)
+    found = []
+    for chunks in (few, many):
+        model = rewrite.optimize(part, passes=f"chunk-ffn{{chunks={chunks}}}", example_inputs=inputs)
+        calls = sum(each.calls for each in rewrite.estimate(model, inputs).work)
+        found.append((seconds(lambda model=model: model(inputs).sum().backward()), calls))
+    (quick, fewer), (slow, more) = found
+    return (slow - quick) / (more - fewer)
 
 
 if __name__ == "__main__":
