@@ -20,8 +20,8 @@ from rewrite.emit.tree import copy_tree
 from rewrite.errors import CaptureError, InputError, ModelError
 from rewrite.inputs import as_call
 from rewrite.memory import Estimate, estimate_step
+from rewrite.plan.choose import chooser
 from rewrite.plan.document import is_plan_file, load_plan
-from rewrite.plan.joint import chooser
 from rewrite.program import Opaque, Program
 
 Model = TypeVar("Model", bound=nn.Module)

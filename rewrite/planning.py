@@ -18,10 +18,11 @@ from rewrite.emit.tree import copy_tree
 from rewrite.errors import InputError
 from rewrite.example import Example
 from rewrite.inputs import as_call
+from rewrite.plan.choose import chooser
 from rewrite.plan.document import Plan, is_plan_file
 from rewrite.plan.fingerprint import fingerprint
 from rewrite.plan.fit import Fit, fit_sizes
-from rewrite.plan.joint import Joint, chooser
+from rewrite.plan.joint import Joint
 from rewrite.plan.largest import MOST, largest
 from rewrite.plan.search import profile_for
 from rewrite.program import Program

@@ -17,11 +17,12 @@ from rewrite.errors import BudgetError, InputError
 from rewrite.example import Example
 from rewrite.memory.timeline import Estimate
 from rewrite.plan.apply import apply_points
-from rewrite.plan.ladder import RUNGS, TRUST, Ladder
-from rewrite.plan.model import PlanModel, plan_models
+from rewrite.plan.candidate import Candidate, Mix, mixes
+from rewrite.plan.ladder import RUNGS, TRUST
+from rewrite.plan.model import plan_model, plan_models
 from rewrite.plan.offers import applied, installed, offers, pipelines
 from rewrite.plan.outline import Outline, outline
-from rewrite.plan.search import KeepPlan, Search, rates_of, search_of, too_small
+from rewrite.plan.search import KeepPlan, Search, search_of, too_small
 from rewrite.plan.stage import staged
 from rewrite.plan.trial import try_program
 from rewrite.program import Program
@@ -83,24 +84,8 @@ class JointPlan:
         return _priced(self.after.peak_bytes, self.time_ratio, chosen, self.passes)
 
 
-class Candidate:
-    """One pipeline, with the chain of the program it makes."""
-
-    def __init__(self, passes: tuple[Pass, ...], program: Program, model: PlanModel) -> None:
-        self.passes = passes
-        self.program = program
-        self.model = model
-        self.ladder = Ladder(model.chain)
-
-    @property
-    def step_seconds(self) -> float:
-        """Of a step without recompute."""
-        return self.model.step_seconds
-
-    @property
-    def lowest_bytes(self) -> int:
-        """The lowest simulated peak."""
-        return self.ladder.targets()[-1]
+Entry = tuple[int, int, int, int, JointPlan | None]
+"""Time in steps of `SHARE`, number of the pipeline, how the time is known, rung, and the plan once it is measured."""
 
 
 class Joint:
@@ -134,10 +119,30 @@ class Joint:
             made = applied(self.program, pipelines(offered))
             programs = [program for _, program in made]
             models = plan_models(programs, root, self.base.before, self.base.device, rates, known=known)
-            self._candidates = [
-                Candidate(passes, program, model) for (passes, program), model in zip(made, models, strict=True)
-            ]
+            whole = [Candidate(passes, program, model) for (passes, program), model in zip(made, models, strict=True)]
+            self._candidates = [*whole, *mixes(whole, self._candidate)]
         return self._candidates
+
+    def _candidate(self, passes: tuple[Pass, ...]) -> Candidate | None:
+        """The candidate of a pipeline that is made while searching."""
+        assert self.example.root is not None
+        key = "candidate", self.profile, render(passes)
+        if key not in self.example.found:
+            made = None
+            for _, program in applied(self.program, [passes]):
+                model = plan_model(
+                    program, self.example.root, self.base.before, self.base.device, self.base.rates,
+                    known=self.base.known,
+                )  # fmt: skip
+                made = Candidate(passes, program, model)
+            self.example.found[key] = made
+        found: Candidate | None = self.example.found[key]
+        return found
+
+    @property
+    def step_seconds(self) -> float:
+        """Of the untouched step."""
+        return self.candidates[0].step_seconds
 
     def _distinct(self, offered: Sequence[Pass]) -> list[Pass]:
         """Offers of one pass without those that are much like an earlier one, seen by what pieces take as they are."""
@@ -165,41 +170,61 @@ class Joint:
     def plan(self, budget: str | int) -> JointPlan:
         """The plan for a budget in bytes (`8GiB`); raises BudgetError when there is none, InputError for no size."""
         budget_bytes = budget if isinstance(budget, int) else parse_bytes(budget)
-        before = self.base.before
-        if before.peak_bytes <= budget_bytes:
-            return JointPlan((), self.base.plan(budget_bytes), before, 1.0)
+        if self.base.before.peak_bytes <= budget_bytes:
+            return JointPlan((), self.base.plan(budget_bytes), self.base.before, 1.0)
         queue = self._bounds(budget_bytes)
         while queue:
-            _, number, stage, keep = heapq.heappop(queue)
-            if keep is not None:
-                return self._joint(number, keep, budget)
+            _, number, stage, rung, found = heapq.heappop(queue)
+            if found is not None:
+                return found
             candidate = self.candidates[number]
             if stage == BOUND:
                 rung = candidate.ladder.first(budget_bytes, self.off_bytes, start=0)
-                shares = self._shares(candidate, candidate.ladder.simulated(rung).seconds)
-                heapq.heappush(queue, (shares, number, RUNG, None))
-                continue
-            try:
-                found = self._search(candidate).plan(budget_bytes)
-            except BudgetError:
-                continue
-            heapq.heappush(queue, (self._shares(candidate, found.seconds), number, MEASURED, found))
+            elif isinstance(candidate, Mix):
+                found = self._mixed(candidate, rung, budget_bytes, budget)
+                rung += found is None
+            else:
+                found = self._planned(candidate, budget_bytes, budget)
+                rung = rung if found else RUNGS + 1
+            if found is not None:
+                heapq.heappush(queue, (self._shares(found.time_ratio), number, MEASURED, rung, found))
+            elif rung <= RUNGS:
+                seconds = candidate.step_seconds + candidate.ladder.simulated(rung).seconds
+                heapq.heappush(queue, (self._shares(seconds / self.step_seconds), number, RUNG, rung, None))
         return self._lowest(budget, budget_bytes)
 
-    def _shares(self, candidate: Candidate, seconds: float) -> int:
-        """The time of a step with `seconds` of recompute, in steps of `SHARE`."""
-        return round((candidate.step_seconds + seconds) / (SHARE * self.candidates[0].step_seconds))
+    def _shares(self, time_ratio: float) -> int:
+        return round(time_ratio / SHARE)
 
-    def _bounds(self, budget_bytes: int) -> list[tuple[int, int, int, KeepPlan | None]]:
+    def _bounds(self, budget_bytes: int) -> list[Entry]:
         """For each pipeline that may fit, the least time that it can take."""
         room = int(budget_bytes * (1 + TRUST)) - self.off_bytes
-        found: list[tuple[int, int, int, KeepPlan | None]] = []
+        found: list[Entry] = []
         for number, candidate in enumerate(self.candidates):
-            best = candidate.model.chain.best(room)
+            best = candidate.chain.best(room)
             if best is not None:
-                found.append((self._shares(candidate, best.seconds), number, BOUND, None))
+                ratio = (candidate.step_seconds + best.seconds) / self.step_seconds
+                found.append((self._shares(ratio), number, BOUND, 0, None))
         heapq.heapify(found)
         return found
+
+    def _planned(self, candidate: Candidate, budget_bytes: int, budget: str | int) -> JointPlan | None:
+        """The plan of one pipeline, measured; None when none of its plans fits."""
+        try:
+            keep = self._search(candidate).plan(budget_bytes)
+        except BudgetError:
+            return None
+        return self._joint(candidate.passes, keep, candidate.step_seconds, budget)
+
+    def _mixed(self, mix: Mix, rung: int, budget_bytes: int, budget: str | int) -> JointPlan | None:
+        """The plan of one rung of a mix, which is the same for every budget; None when it does not fit this one."""
+        candidate = mix.realized(mix.ladder.simulated(rung))
+        own_bytes = int((mix.ladder.targets()[rung] + self.off_bytes) * (1 + TRUST))
+        found = None if candidate is None else self._planned(candidate, own_bytes, own_bytes)
+        if candidate is None or found is None or found.after.peak_bytes > budget_bytes:
+            return None
+        as_asked = self._planned(candidate, budget_bytes, budget)
+        return as_asked if as_asked is not None and as_asked.keep.rung == found.keep.rung else found
 
     def _search(self, candidate: Candidate) -> Search:
         return search_of(candidate.program, self.example, profile=self.profile)
@@ -207,15 +232,18 @@ class Joint:
     def _lowest(self, budget: str | int, budget_bytes: int) -> JointPlan:
         """A plan of the pipelines that reach lowest, for a budget near the lowest peak there is; raises BudgetError."""
         order = sorted(range(len(self.candidates)), key=lambda number: (self.candidates[number].lowest_bytes, number))
-        searches = {number: self._search(self.candidates[number]) for number in order[:FLOORS]}
-        for number, search in searches.items():
-            try:
-                return self._joint(number, search.plan(budget_bytes), budget)
-            except BudgetError:
+        lowest: list[Candidate] = []
+        for candidate in (self.candidates[number] for number in order[:FLOORS]):
+            found = candidate.realized(candidate.ladder.simulated(RUNGS)) if isinstance(candidate, Mix) else candidate
+            if found is None:
                 continue
-        number = min(searches, key=lambda each: searches[each].lowest_tried.peak_bytes)
-        by = f"{render(self.candidates[number].passes)} with recompute".removeprefix(" with ")
-        raise too_small(budget_bytes, searches[number].lowest_tried, by, self._instead())
+            plan = self._planned(found, budget_bytes, budget)
+            if plan is not None:
+                return plan
+            lowest.append(found)
+        least = min(lowest, key=lambda each: self._search(each).lowest_tried.peak_bytes)
+        by = f"{render(least.passes)} with recompute".removeprefix(" with ")
+        raise too_small(budget_bytes, self._search(least).lowest_tried, by, self._instead())
 
     def _instead(self) -> str:
         """What else there is to do about a budget that is too small."""
@@ -223,13 +251,10 @@ class Joint:
         more = ", or allow reduced numerics" if reduced and self.allow is not Numerics.REDUCED else ""
         return f"a shorter sequence{more}"
 
-    def _joint(self, number: int, keep: KeepPlan, budget: str | int) -> JointPlan:
-        candidate = self.candidates[number]
-        seconds = candidate.step_seconds + keep.seconds
-        passes = candidate.passes
+    def _joint(self, passes: tuple[Pass, ...], keep: KeepPlan, step_seconds: float, budget: str | int) -> JointPlan:
         if keep.kept:
             passes = (*passes, _budgeted(budget, self.profile))
-        return JointPlan(passes, keep, self.base.before, seconds / self.candidates[0].step_seconds)
+        return JointPlan(passes, keep, self.base.before, (step_seconds + keep.seconds) / self.step_seconds)
 
     def frontier(self, points: int = 10) -> tuple[Priced, ...]:
         """The untouched step, then the least predicted time at peaks from that of the fastest plan to the lowest."""
@@ -243,65 +268,30 @@ class Joint:
     def floor(self) -> Estimate:
         """A step of the lowest peak, as the simulation has it, run on fakes."""
         lowest = min(self.candidates, key=lambda each: each.lowest_bytes)
-        choice = lowest.ladder.simulated(RUNGS).choice
-        program, _ = apply_points(lowest.program.copy(), lowest.model.pieces, lowest.model.points(choice))
+        simulated = lowest.ladder.simulated(RUNGS)
+        candidate = (lowest.realized(simulated) if isinstance(lowest, Mix) else None) or lowest
+        choice = candidate.ladder.simulated(RUNGS).choice
+        program, _ = apply_points(candidate.program.copy(), candidate.model.pieces, candidate.model.points(choice))
         return try_program(program, self.example)
 
     def _priced(self, target: int) -> Priced:
         found = []
         for number, candidate in enumerate(self.candidates):
-            best = candidate.model.chain.best(target - self.off_bytes)
+            best = candidate.chain.best(target - self.off_bytes)
             if best is not None:
-                seconds = candidate.step_seconds + best.seconds
-                found.append((seconds, number, best.peak_bytes + self.off_bytes, any(best.choice)))
-        seconds, number, peak_bytes, recomputes = min(found)
-        chosen = self.candidates[number].passes
-        passes = (*chosen, _budgeted(target, self.profile)) if recomputes else chosen
-        return _priced(peak_bytes, seconds / self.candidates[0].step_seconds, chosen, passes)
+                found.append((candidate.step_seconds + best.seconds, number, best))
+        seconds, number, best = min(found, key=lambda each: each[:2])
+        candidate = self.candidates[number]
+        passes = chosen = candidate.passes_of(best.choice)
+        if candidate.recomputes(best.choice):
+            passes = (*chosen, _budgeted(target, self.profile))
+        return _priced(best.peak_bytes + self.off_bytes, seconds / self.step_seconds, chosen, passes)
 
 
 def _priced(peak_bytes: int, time_ratio: float, chosen: Sequence[Pass], passes: Sequence[Pass]) -> Priced:
     """A point; `passes` are the chosen ones and the one that takes the budget, which is named without it."""
     names = [*map(str, chosen), *(each.name for each in passes[len(chosen) :])]
     return Priced(peak_bytes, time_ratio, render(passes), ",".join(names))
-
-
-@dataclass(frozen=True)
-class Chooser:
-    """Chooses passes for the first training step that a model is captured for."""
-
-    budget: str | int
-    allow: Numerics = Numerics.REASSOCIATED
-    profile: str | None = None
-    given: tuple[str, ...] = ()
-    """Names of passes that run before, which are not offered again."""
-
-    def __call__(self, program: Program) -> tuple[Pass, ...]:
-        """The passes for a program whose metadata hold the call; raises BudgetError when no choice fits."""
-        return self.joint(program).plan(self.budget).passes
-
-    def joint(self, program: Program) -> Joint:
-        """What there is to choose from."""
-        example: Example = program.metadata["example"]
-        return Joint(program, example, profile=self.profile, allow=self.allow, given=self.given)
-
-
-def chooser(
-    budget: str | int, given: Sequence[Pass] = (), *, profile: str | None = None, allow: str = "reassociated"
-) -> Chooser:
-    """A chooser for a budget, told as a user tells it; raises InputError for what makes no sense."""
-    bytes_given = budget if isinstance(budget, int) else parse_bytes(budget)
-    if isinstance(budget, bool) or bytes_given < 1:
-        raise InputError(f"budget {budget!r}", "is no number of bytes", "write 8GiB, 512MiB or a plain number")
-    rates_of(profile, "cpu")
-    for each in given:
-        if each.within(budget, profile) is not None:
-            cause = f"a budget chooses what {each.name} keeps, and {each} is given beside it"
-            raise InputError(f"budget {budget}", cause, f"leave {each.name} out, or the budget")
-    levels = [each.value for each in Numerics]
-    if allow not in levels:
-        raise InputError(f"allow {allow!r}", "there are no such numerics", f"choose one of {', '.join(levels)}")
-    return Chooser(budget, Numerics(allow), profile, tuple(each.name for each in given))
 
 
 def _budgeted(budget: str | int, profile: str | None) -> Pass:

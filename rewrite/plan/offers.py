@@ -23,7 +23,12 @@ log = logging.getLogger("rewrite")
 def installed() -> tuple[Pass, ...]:
     """Every pass that can be loaded, with its default options, in the order in which they run together."""
     found = [made for name in registry.names() if (made := _default(name)) is not None]
-    return tuple(sorted(found, key=lambda each: (ORDER.index(each.numerics), each.name)))
+    return in_order(found)
+
+
+def in_order(passes: Sequence[Pass]) -> tuple[Pass, ...]:
+    """Passes in the order in which they run together."""
+    return tuple(sorted(passes, key=lambda each: (ORDER.index(each.numerics), each.name)))
 
 
 def _default(name: str) -> Pass | None:
