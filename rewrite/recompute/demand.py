@@ -282,7 +282,7 @@ class Run:
     def _ask(self) -> dict[Place, int]:
         """The uses still to come; after the last token of a backward, a new count starts."""
         if self.left is None or self.asked == len(self.wanted):
-            self.weights.check(self.plan.path)
+            self.weights.check(self.plan.path, self.module)
             self.values, self.states, self.asked = {}, {}, 0
             self.left = dict(self.plan.uses(self.wanted))
         self.asked += 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import nn
@@ -28,18 +29,21 @@ class Weights:
             if tensor is not None and id(tensor) not in own and not tensor.is_inference()
         ]
 
-    def check(self, path: str) -> None:
-        """Raise RecomputeError if one was changed in place or replaced since."""
+    def check(self, path: str, module: nn.Module) -> None:
+        """Raise RecomputeError if one was changed in place or replaced since; `module` is the region's at `path`."""
         for table, name, tensor, version in self.held:
             found = table.get(name)
             if found is tensor and found._version != version:
-                raise changed(path, f"{_kind(tensor)} {name!r} was changed in place")
+                raise changed(path, f"{_named(module, table, name, tensor)} was changed in place")
             if found is not tensor and not any(type(each).__name__ == "DTensor" for each in (found, tensor)):
-                raise changed(path, f"{_kind(tensor)} {name!r} was replaced")
+                raise changed(path, f"{_named(module, table, name, tensor)} was replaced")
 
 
-def _kind(tensor: torch.Tensor) -> str:
-    return "parameter" if isinstance(tensor, nn.Parameter) else "buffer"
+def _named(module: nn.Module, table: Mapping[str, Any], name: str, tensor: torch.Tensor) -> str:
+    """What a tensor is, and its path below the region's module."""
+    owners = (path for path, inner in module.named_modules() if table is inner._parameters or table is inner._buffers)
+    kind = "parameter" if isinstance(tensor, nn.Parameter) else "buffer"
+    return f"{kind} {'.'.join(filter(None, (next(owners, ''), name)))!r}"
 
 
 def _tables(owners: tuple[nn.Module, ...]) -> Iterator[Mapping[str, torch.Tensor | None]]:

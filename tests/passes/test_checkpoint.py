@@ -56,7 +56,7 @@ def assert_trains_alike(model: nn.Module, checkpoint: Checkpoint, *inputs: Any) 
     [
         (
             {"policy": "all"},
-            "checkpoint{policy=all}: there is no such policy\nNext: choose one of blocks, sqrt",
+            "checkpoint{policy=all}: there is no such policy\nNext: choose one of blocks, sqrt, cheap",
         ),
         (
             {"every": 0},
