@@ -184,9 +184,13 @@ class Report:
 
 
 def report(model: nn.Module) -> Report:
-    """What each pass changed, and refused, in a model that `optimize` returned. Raises ModelError for another."""
-    forward = vars(model).get("forward")
-    if not isinstance(forward, RegionForward):
+    """What each pass changed, and refused, in a model that `optimize` returned, wrapped since (DDP, peft) or not.
+
+    Raises ModelError for another.
+    """
+    present = (vars(module).get("forward") for module in model.modules())
+    forward = next((each for each in present if isinstance(each, RegionForward)), None)
+    if forward is None:
         raise ModelError("model", "it was not made by rewrite.optimize", "call report on what optimize returned")
     rewriting = forward.rewriting
     first = rewriting.results[0] if rewriting.results else None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 from collections.abc import Sequence
@@ -41,6 +42,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except RewriteError as error:
         narration.fault(error)
         return error.exit_code
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            narration.internal(error)
+            return INTERNAL
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        narration.error(
+            f"error: output: it could not be written: {error.strerror}\nNext: free some space, or write elsewhere"
+        )
+        return BAD_USE
     except Exception as error:  # noqa: BLE001  whatever else is a fault of ours, told in one screen
         narration.internal(error)
         return INTERNAL

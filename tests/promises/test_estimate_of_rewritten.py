@@ -56,3 +56,10 @@ def test_a_forward_wrapped_in_autocast_since_trains_as_the_plain_one(given: bool
         assert vars(model)["forward"] is wrapped
         found.append([loss.detach(), *(parameter.grad for parameter in model.parameters())])
     assert all(map(torch.equal, *found))
+
+
+def test_a_wrapped_model_tells_what_was_done_to_it() -> None:
+    small = rewrite.optimize(bert().train(), "checkpoint", example_inputs=batch())
+    told = rewrite.report(small)
+    vars(small)["forward"] = torch.autocast("cpu", dtype=torch.bfloat16)(small.forward)
+    assert rewrite.report(torch.nn.Sequential(small)).changes == told.changes != ()
