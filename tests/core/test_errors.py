@@ -33,6 +33,7 @@ def test_exit_codes_are_those_of_the_command_line() -> None:
     assert codes == {
         "RewriteError": 101,
         "BudgetError": 1,
+        "PlanError": 2,
         "CaptureError": 2,
         "PassError": 2,
         "PassCrashError": 101,
