@@ -80,7 +80,7 @@ def test_a_weight_replaced() -> None:
         if model is plain:
             loss.backward()
             continue
-        with pytest.raises(RuntimeError, match="'up.weight' was replaced"):
+        with pytest.raises(RuntimeError, match=r"'up\.weight' was replaced"):
             loss.backward()
 
 
