@@ -63,7 +63,7 @@ def plan(
         passes=chosen,
         spec=spec.render(chosen),
         numerics=loosest(chosen),
-        budget_bytes=found.keep.budget_bytes,
+        budget_bytes=budget if isinstance(budget, int) else parse_bytes(budget),
         profile=profile or profile_for(joint.base.device),
         fingerprint=fingerprint(captured, captured.metadata["example"]),
         before=found.before,
@@ -96,8 +96,8 @@ def fit(
     given = checked_passes(model, ())
     choose = chooser(memory, given, profile=profile, allow=allow)
 
-    def joint_at(size: int) -> Joint:
-        return choose.joint(_captured(model, make_inputs(size), optimizer, device))
+    def joint_at(size: int, only: int | None) -> Joint:
+        return choose.joint(_captured(model, make_inputs(size), optimizer, device), only)
 
     return fit_sizes(joint_at, memory, step=step, most=most)
 

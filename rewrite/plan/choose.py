@@ -28,10 +28,10 @@ class Chooser:
         """The passes for a program whose metadata hold the call; raises BudgetError when no choice fits."""
         return self.joint(program).plan(self.budget).passes
 
-    def joint(self, program: Program) -> Joint:
-        """What there is to choose from."""
+    def joint(self, program: Program, only: int | None = None) -> Joint:
+        """What there is to choose from; with `only`, of the offers at that place in a pass's list."""
         example: Example = program.metadata["example"]
-        return Joint(program, example, profile=self.profile, allow=self.allow, given=self.given)
+        return Joint(program, example, profile=self.profile, allow=self.allow, given=self.given, only=only)
 
 
 def chooser(

@@ -4,11 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 from rewrite.errors import BudgetError
 from rewrite.plan.joint import Joint
 from rewrite.plan.largest import MOST, largest
 from rewrite.report.sizes import parse_bytes
+
+FIRST, LAST = 0, -1
+"""Which offer of each pass a size is tried with: the first takes the least time to plan, the last reaches lowest."""
+
+JointAt = Callable[[int, int | None], Joint]
+"""What there is to choose from for a size, with the offers at one place alone or, for None, with all."""
 
 
 @dataclass(frozen=True)
@@ -29,7 +36,7 @@ class Fit:
     """Predicted time of the planned step, of that of the untouched one of equal size."""
 
 
-def fit_sizes(joint_at: Callable[[int], Joint], memory: str | int, *, step: int = 1, most: int = MOST) -> Fit:
+def fit_sizes(joint_at: JointAt, memory: str | int, *, step: int = 1, most: int = MOST) -> Fit:
     """The largest multiples of `step` up to `most` that fit; `joint_at` makes what there is to choose from for a size.
 
     Raises InputError for a memory that is no number of bytes, and whatever `joint_at` raises.
@@ -38,11 +45,13 @@ def fit_sizes(joint_at: Callable[[int], Joint], memory: str | int, *, step: int 
     memory_bytes = memory if isinstance(memory, int) else parse_bytes(memory)
     plain = planned = largest(sizes.untouched_bytes, memory_bytes, step=step, most=most)
     if plain + step <= most:
-        planned = max(plain, largest(sizes.lowest_bytes, memory_bytes, step=step, most=most))
+        about = largest(partial(sizes.lowest_bytes, FIRST), memory_bytes, step=step, most=most, near=plain)
+        exact = largest(partial(sizes.lowest_bytes, LAST), memory_bytes, step=step, most=most, near=about)
+        planned = max(plain, about, exact)
     peak_bytes = sizes.untouched_bytes(plain) if plain else 0
     while planned > plain:
         try:
-            plan = sizes.joint(planned).plan(memory)
+            plan = joint_at(planned, None).plan(memory)
         except BudgetError:  # the simulation had let it through
             planned -= step
             continue
@@ -51,23 +60,21 @@ def fit_sizes(joint_at: Callable[[int], Joint], memory: str | int, *, step: int 
 
 
 class _Sizes:
-    """What there is to choose from at one size after another; the last is held, for each holds a model's graphs."""
+    """Peaks by size, each found once."""
 
-    def __init__(self, joint_at: Callable[[int], Joint]) -> None:
+    def __init__(self, joint_at: JointAt) -> None:
         self.joint_at = joint_at
-        self.held: tuple[int, Joint] | None = None
         self.untouched: dict[int, int] = {}
-
-    def joint(self, size: int) -> Joint:
-        if self.held is None or self.held[0] != size:
-            self.held = None
-            self.held = size, self.joint_at(size)
-        return self.held[1]
+        self.lowest: dict[tuple[int, int], int] = {}
 
     def untouched_bytes(self, size: int) -> int:
         if size not in self.untouched:
-            self.untouched[size] = self.joint(size).base.before.peak_bytes
+            self.untouched[size] = self.joint_at(size, FIRST).base.before.peak_bytes
         return self.untouched[size]
 
-    def lowest_bytes(self, size: int) -> int:
-        return min(self.untouched_bytes(size), self.joint(size).lowest_bytes)
+    def lowest_bytes(self, only: int, size: int) -> int:
+        if (only, size) not in self.lowest:
+            joint = self.joint_at(size, only)
+            self.untouched[size] = joint.base.before.peak_bytes
+            self.lowest[only, size] = min(joint.base.before.peak_bytes, joint.lowest_bytes)
+        return self.lowest[only, size]

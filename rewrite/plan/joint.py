@@ -99,12 +99,15 @@ class Joint:
         profile: str | None = None,
         allow: Numerics = Numerics.REASSOCIATED,
         given: Sequence[str] = (),
+        only: int | None = None,
     ) -> None:
+        """`given` names passes that are not to be offered; `only` is the place in a pass's offers to go by, if one."""
         self.program = program
         self.example = example
         self.profile = profile
         self.allow = allow
         self.given = given
+        self.only = only
         self.base: Search = search_of(program, example, profile=profile)
         self._candidates: list[Candidate] = []
 
@@ -115,12 +118,16 @@ class Joint:
             root, rates, known = self.example.root, self.base.rates, self.base.known
             assert root is not None
             offering = [each for each in installed() if each.name not in self.given]
-            offered = [self._distinct(each) for each in offers(self.program, offering, self.allow)]
+            offered = offers(self.program, offering, self.allow)
+            if self.only is None:
+                offered = [self._distinct(each) for each in offered]
+            else:
+                offered = [[each[self.only]] for each in offered]
             made = applied(self.program, pipelines(offered))
             programs = [program for _, program in made]
             models = plan_models(programs, root, self.base.before, self.base.device, rates, known=known)
             whole = [Candidate(passes, program, model) for (passes, program), model in zip(made, models, strict=True)]
-            self._candidates = [*whole, *mixes(whole, self._candidate)]
+            self._candidates = [*whole, *(mixes(whole, self._candidate) if self.only is None else ())]
         return self._candidates
 
     def _candidate(self, passes: tuple[Pass, ...]) -> Candidate | None:
@@ -179,7 +186,8 @@ class Joint:
                 return found
             candidate = self.candidates[number]
             if stage == BOUND:
-                rung = candidate.ladder.first(budget_bytes, self.off_bytes, start=0)
+                trust = 0 if isinstance(candidate, Mix) else TRUST
+                rung = candidate.ladder.first(budget_bytes, self.off_bytes, start=0, trust=trust)
             elif isinstance(candidate, Mix):
                 found = self._mixed(candidate, rung, budget_bytes, budget)
                 rung += found is None
@@ -219,7 +227,7 @@ class Joint:
     def _mixed(self, mix: Mix, rung: int, budget_bytes: int, budget: str | int) -> JointPlan | None:
         """The plan of one rung of a mix, which is the same for every budget; None when it does not fit this one."""
         candidate = mix.realized(mix.ladder.simulated(rung))
-        own_bytes = int((mix.ladder.targets()[rung] + self.off_bytes) * (1 + TRUST))
+        own_bytes = mix.ladder.targets()[rung] + self.off_bytes
         found = None if candidate is None else self._planned(candidate, own_bytes, own_bytes)
         if candidate is None or found is None or found.after.peak_bytes > budget_bytes:
             return None

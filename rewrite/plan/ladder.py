@@ -30,10 +30,10 @@ class Ladder:
             self._plans = {0: untouched, RUNGS: lowest}
         return self._targets
 
-    def first(self, budget_bytes: int, off_bytes: int, start: int = 1) -> int:
+    def first(self, budget_bytes: int, off_bytes: int, start: int = 1, trust: float = TRUST) -> int:
         """The first rung worth running, if simulated peaks are `off_bytes` too low; the last if there is none."""
         targets = self.targets()
-        bound = budget_bytes * (1 + TRUST)
+        bound = budget_bytes * (1 + trust)
         return next((rung for rung in range(start, RUNGS + 1) if targets[rung] + off_bytes <= bound), RUNGS)
 
     def simulated(self, rung: int) -> Simulation:

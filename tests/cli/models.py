@@ -50,6 +50,12 @@ def stack(batch: int = 4, depth: int = 3, width: int = 64) -> tuple[nn.Module, d
     return Stack(depth, width), {"x": torch.randn(batch, width)}
 
 
+def sequences(
+    batch: int = 4, seq: int = 16, depth: int = 2, width: int = 32
+) -> tuple[nn.Module, dict[str, torch.Tensor]]:
+    return Stack(depth, width), {"x": torch.randn(batch, seq, width)}
+
+
 def refusing() -> tuple[nn.Module, dict[str, torch.Tensor]]:
     return Refusing(2, 8), {"x": torch.randn(2, 8)}
 
