@@ -19,8 +19,8 @@ DONE, UNFIT, BAD_USE, CHECK_FAILED, INTERNAL, INTERRUPTED = 0, 1, 2, 3, 101, 130
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit code.
 
-    0 done; 1 different under `--exit-code`, or over `--max-peak`; 2 bad usage, or the model could not be captured;
-    3 a check failed; 101 a fault of this program; 130 interrupted.
+    0 done; 1 no plan fits, different under `--exit-code`, or over `--max-peak`; 2 bad usage, or the model could not be
+    captured; 3 a check failed; 101 a fault of this program; 130 interrupted.
     """
     narration = Narration()
     try:

@@ -58,7 +58,7 @@ def command(
     request = Request(model, task, batch, seq, settings)
     asked = [(request, "")]
     if given is not None:
-        asked = [(replace(request, seq=each), f", {100 * share:.0f}% of the dataset") for share, each in longest(given)]
+        asked = [(replace(request, seq=each), f" ({100 * share:.0f}%)") for share, each in longest(given)]
     rows, subject = [], None
     for each, note in asked:
         subject = loaded(each, narration)

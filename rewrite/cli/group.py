@@ -11,9 +11,9 @@ import click
 
 COMMANDS = {
     "diff": "What passes would change in a model, line by line, with bytes.",
-    "fit": "The largest batch or sequence that fits a memory, with no passes and with the best plan.",
+    "fit": "The largest batch or sequence that fits a memory.",
     "passes": "The passes there are, their options and what they promise.",
-    "plan": "The passes with which a training step fits a byte budget in the least time.",
+    "plan": "The passes that fit a training step into a byte budget.",
     "show": "A model's graph with the bytes each node keeps.",
     "verify": "Whether a rewritten model computes what the original does.",
 }
@@ -67,7 +67,7 @@ def _version() -> str:
 offline), a directory or hub id with a config.json, package.module:factory, or file.py:factory.
 
 \b
-Exit codes: 0 done; 1 different under --exit-code, or over --max-peak;
+Exit codes: 0 done; 1 no plan fits, different under --exit-code, or over --max-peak;
 2 bad usage or capture failed; 3 check failed; 101 internal; 130 interrupted.""",
 )
 @click.option(

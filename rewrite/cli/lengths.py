@@ -39,5 +39,6 @@ def lengths_text(path: Path, lengths: Sequence[int]) -> str:
     padded = 1 - mean / lengths[-1]
     return (
         f"{path.name}: {len(lengths)} sequences of {lengths[0]} to {lengths[-1]}, {mean:.0f} in the mean; "
-        f"all padded to the longest, {100 * padded:.0f}% of a batch would be padding"
+        f"all padded to the longest, {100 * padded:.0f}% of a batch would be padding. "
+        "In brackets: how many are no longer"
     )

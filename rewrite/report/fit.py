@@ -47,20 +47,20 @@ def fit_lines(table: FitTable, width: int) -> Iterator[Text]:
         yield from wrapped(table.lengths, width)
     yield Text("")
     column = max(len(row.label) for row in table.rows)
-    yield Text(f"{'':<{column}} {'no passes':>11} {'peak':>10} {'best plan':>11} {'peak':>10} {'time':>7}")
+    yield Text(f"{'':<{column}} {'no passes':>10} {'peak':>9} {'best plan':>10} {'peak':>9} {'time':>6}")
     for row in table.rows:
         yield Text(_row(row, column))
     yield Text("")
-    for label, spec in _specs(table.rows):
-        yield Text(f"{label}: {spec}")
-    yield Text(f"device {table.device}, optimizer {table.optimizer}; predicted on fake tensors, nothing was allocated")
+    for label, told in _specs(table.rows):
+        yield Text(f"{label}: {told}")
+    yield from wrapped(f"device {table.device}, optimizer {table.optimizer}; predicted, nothing was allocated", width)
 
 
 def _row(row: FitRow, column: int) -> str:
     fit = row.fit
-    plain = f"{fit.plain:>11} {size_text(fit.plain_peak_bytes) if fit.plain else '-':>10}"
-    planned = f"{fit.planned:>11} {size_text(fit.planned_peak_bytes) if fit.planned else '-':>10}"
-    return f"{row.label:<{column}} {plain} {planned} {f'x{fit.time_ratio:.2f}' if fit.planned else '-':>7}"
+    plain = f"{fit.plain:>10} {size_text(fit.plain_peak_bytes) if fit.plain else '-':>9}"
+    planned = f"{fit.planned:>10} {size_text(fit.planned_peak_bytes) if fit.planned else '-':>9}"
+    return f"{row.label:<{column}} {plain} {planned} {f'x{fit.time_ratio:.2f}' if fit.planned else '-':>6}"
 
 
 def _specs(rows: Sequence[FitRow]) -> Iterator[tuple[str, str]]:
@@ -68,7 +68,7 @@ def _specs(rows: Sequence[FitRow]) -> Iterator[tuple[str, str]]:
     labels: dict[str, list[str]] = {}
     for row in rows:
         if not row.fit.planned:
-            text = "nothing fits: not even the smallest step does, whatever the passes"
+            text = "not even the smallest step fits, whatever the passes"
         else:
             text = row.fit.spec or "no pass makes it larger"
         labels.setdefault(text, []).append(row.label)

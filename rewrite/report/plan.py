@@ -24,7 +24,7 @@ def plan_lines(plan: Plan, width: int) -> Iterator[Text]:
     yield Text(crop(f"--- {plan.model}", width), "bold")
     yield Text(f"+++ {plan.spec or 'no pass'}", "bold")
     yield Text("")
-    yield from figure_lines(plan)
+    yield from figure_lines(plan, width)
     yield Text("")
     yield from frontier_lines(plan, width)
     yield Text("")
@@ -36,12 +36,13 @@ def plan_lines(plan: Plan, width: int) -> Iterator[Text]:
     yield from caveat_lines((plan.before, plan.after), width)
 
 
-def figure_lines(plan: Plan) -> Iterator[Text]:
+def figure_lines(plan: Plan, width: int) -> Iterator[Text]:
     """Budget, peak, saved bytes and predicted time."""
     yield Text(f"{'budget':<10} {size_text(plan.budget_bytes):>10}")
     yield _change_line("peak", plan.before.peak_bytes, plan.after.peak_bytes)
     yield _change_line("saved", plan.before.saved_bytes, plan.after.saved_bytes)
-    yield Text(f"{'time':<10} {f'x{plan.time_ratio:.2f}':>10} a step, predicted from peak rates of {plan.profile}")
+    ratio = f"x{plan.time_ratio:.2f}"
+    yield from wrapped(f"{'time':<10} {ratio:>10} a step, predicted from peak rates of {plan.profile}", width, " " * 22)
 
 
 def _change_line(name: str, before: int, after: int) -> Text:

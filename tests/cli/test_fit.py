@@ -50,7 +50,7 @@ def test_a_datasets_lengths(run: Run, tmp_path: Path) -> None:
     assert told.code == 0
     text = "lengths.txt: 6 sequences of 8 to 64, 21 in the mean; all padded to the longest, 67% of a"
     assert text in " ".join(told.out.split())
-    rows = re.findall(r"^sequence (\d+), (\d+)% of the dataset +(\d+)", told.out, re.M)
+    rows = re.findall(r"^sequence (\d+) \((\d+)%\) +(\d+)", told.out, re.M)
     assert [(length, share) for length, share, _ in rows] == [("16", "50"), ("64", "100")]
     assert int(rows[0][2]) > int(rows[1][2])
 
@@ -60,7 +60,7 @@ def test_a_memory_that_holds_nothing(run: Run) -> None:
 
     assert told.code == 0
     assert re.search(r"^its inputs +0 +- +0 +- +-$", told.out, re.M)
-    assert "nothing fits" in told.out
+    assert "not even the smallest step fits" in told.out
 
 
 def test_the_longest_of_shares_of_a_dataset() -> None:

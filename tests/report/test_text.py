@@ -17,9 +17,11 @@ from rewrite.diff.model import GraphDiff, Hunk, View
 from rewrite.memory.timeline import Estimate
 from rewrite.report.certificate import certificate_lines
 from rewrite.report.diff import changed_paths, diff_lines, stat_view
-from rewrite.report.documents import diff_document, document_text, view_document
+from rewrite.report.documents import diff_document, document_text, plan_document, view_document
+from rewrite.report.fit import fit_lines
+from rewrite.report.plan import plan_lines
 from rewrite.report.show import show_lines
-from tests.report.records import diff, estimate, lines
+from tests.report.records import diff, estimate, fit_table, lines, plan
 
 
 class TextFile(SingleFileSnapshotExtension):
@@ -42,6 +44,33 @@ def test_a_diff(golden: SnapshotAssertion, width: int) -> None:
 
     assert max(map(len, told.splitlines())) <= width
     assert told == golden
+
+
+@pytest.mark.parametrize("width", [60, 80, 120])
+def test_a_plan(golden: SnapshotAssertion, width: int) -> None:
+    told = text(plan_lines(plan(), width))
+
+    assert plan().spec in told
+    assert max(len(line) for line in told.splitlines() if not line.startswith("+++")) <= width
+    assert told == golden
+
+
+@pytest.mark.parametrize("width", [80, 120])
+def test_sizes_that_fit(golden: SnapshotAssertion, width: int) -> None:
+    told = text(fit_lines(fit_table(), width))
+
+    assert told == golden
+
+
+def test_a_plan_document_names_what_it_was_made_for() -> None:
+    document = json.loads(document_text(plan_document(plan())))
+
+    assert document["schema"] == "rewrite/plan/1"
+    assert document["spec"] == plan().spec
+    assert document["time_ratio"] == 1.084
+    assert document["fingerprint"]["inputs"] == ["input_ids int64[1, 512]"]
+    assert [each["peak_bytes"] for each in document["frontier"]] == [each.peak_bytes for each in plan().frontier]
+    assert document["kept"][0]["keep"] == ["q"]
 
 
 def test_a_full_diff_has_the_small_and_the_unchanged_lines(golden: SnapshotAssertion) -> None:
