@@ -19,6 +19,15 @@ def test_a_linear_layer() -> None:
     assert estimate.flops.total == 3 * estimate.flops.forward
 
 
+def test_a_product_added_in_place_counts_as_one() -> None:
+    class Adds(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            total = x.new_zeros(64, 64)
+            return total.addmm_(x.t(), x)
+
+    assert estimate_step(Adds(), torch.randn(16, 64), train=False).flops.forward == 2 * 64 * 64 * 16
+
+
 def test_attention_counts_both_products() -> None:
     class Attention(nn.Module):
         def __init__(self) -> None:
