@@ -12,6 +12,7 @@ from torch import nn
 CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
 LEAF_PACKAGES = ("torch.nn.", "torch.ao.", "bitsandbytes.", "torchao.", "transformers.pytorch_utils")
 PRIMITIVES = (bool, int, float, str, bytes, type(None), torch.dtype, torch.device)
+_CPU = torch.device("cpu")
 
 
 @dataclass
@@ -150,12 +151,13 @@ def members(module: nn.Module, path: str, structure: Structure) -> list[nn.Modul
 
 def flags(modules: list[nn.Module]) -> Hashable:
     """What a graph was captured for, of its region's members: training flags, hooks, requests to recompute, and the
-    dtypes and devices of their parameters."""
+    dtypes and devices of their parameters. Those on the meta device run as fakes of the CPU, and count as there."""
     training = modules[0].training
     states = [
         (module.training, bool(index) and has_hooks(module), bool(vars(module).get("gradient_checkpointing")))
         for index, module in enumerate(modules)
     ]
     odd = tuple((index, state) for index, state in enumerate(states) if state != (training, False, False))
-    kinds = {(p.dtype, p.device) for module in modules for p in module._parameters.values() if p is not None}
+    parameters = [p for module in modules for p in module._parameters.values() if p is not None]
+    kinds = {(p.dtype, _CPU if p.is_meta else p.device) for p in parameters}
     return (training, odd, next(iter(kinds)) if len(kinds) == 1 else frozenset(kinds))

@@ -38,6 +38,9 @@ SHARE = 1 / 500
 NEAR = 512
 """Offers of a pass that differ by no more than one part in this many of the untouched peak are taken as equal."""
 
+MIXING = 5
+"""Steps of `SHARE` that a mix, which is harder to read, must gain on pipelines whose passes stand everywhere."""
+
 BOUND, RUNG, MEASURED = range(3)
 """How a time is known, from a bound that takes one solve to a plan that was run."""
 
@@ -195,14 +198,15 @@ class Joint:
                 found = self._planned(candidate, budget_bytes, budget)
                 rung = rung if found else RUNGS + 1
             if found is not None:
-                heapq.heappush(queue, (self._shares(found.time_ratio), number, MEASURED, rung, found))
+                heapq.heappush(queue, (self._shares(number, found.time_ratio), number, MEASURED, rung, found))
             elif rung <= RUNGS:
                 seconds = candidate.step_seconds + candidate.ladder.simulated(rung).seconds
-                heapq.heappush(queue, (self._shares(seconds / self.step_seconds), number, RUNG, rung, None))
+                heapq.heappush(queue, (self._shares(number, seconds / self.step_seconds), number, RUNG, rung, None))
         return self._lowest(budget, budget_bytes)
 
-    def _shares(self, time_ratio: float) -> int:
-        return round(time_ratio / SHARE)
+    def _shares(self, number: int, time_ratio: float) -> int:
+        """What pipelines are ordered by."""
+        return round(time_ratio / SHARE) + (MIXING if isinstance(self.candidates[number], Mix) else 0)
 
     def _bounds(self, budget_bytes: int) -> list[Entry]:
         """For each pipeline that may fit, the least time that it can take."""
@@ -212,7 +216,7 @@ class Joint:
             best = candidate.chain.best(room)
             if best is not None:
                 ratio = (candidate.step_seconds + best.seconds) / self.step_seconds
-                found.append((self._shares(ratio), number, BOUND, 0, None))
+                found.append((self._shares(number, ratio), number, BOUND, 0, None))
         heapq.heapify(found)
         return found
 
@@ -287,13 +291,14 @@ class Joint:
         for number, candidate in enumerate(self.candidates):
             best = candidate.chain.best(target - self.off_bytes)
             if best is not None:
-                found.append((candidate.step_seconds + best.seconds, number, best))
-        seconds, number, best = min(found, key=lambda each: each[:2])
+                ratio = (candidate.step_seconds + best.seconds) / self.step_seconds
+                found.append((self._shares(number, ratio), number, ratio, best))
+        _, number, ratio, best = min(found, key=lambda each: each[:2])
         candidate = self.candidates[number]
         passes = chosen = candidate.passes_of(best.choice)
         if candidate.recomputes(best.choice):
             passes = (*chosen, _budgeted(target, self.profile))
-        return _priced(best.peak_bytes + self.off_bytes, seconds / self.step_seconds, chosen, passes)
+        return _priced(best.peak_bytes + self.off_bytes, ratio, chosen, passes)
 
 
 def _priced(peak_bytes: int, time_ratio: float, chosen: Sequence[Pass], passes: Sequence[Pass]) -> Priced:

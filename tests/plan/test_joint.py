@@ -14,7 +14,7 @@ import rewrite
 from passes import Checkpoint, ChunkFFN, ChunkLoss
 from rewrite.errors import BudgetError, InputError
 from rewrite.plan.candidate import Mix
-from rewrite.plan.joint import Joint, JointPlan
+from rewrite.plan.joint import MIXING, SHARE, Joint, JointPlan
 from rewrite.plan.ladder import RUNGS
 from tests.plan.joint_models import INNER, Block, Language, batch, joint
 
@@ -22,6 +22,10 @@ from tests.plan.joint_models import INNER, Block, Language, batch, joint
 @functools.cache
 def model() -> Language:
     return Language()
+
+
+TOLERANCE = SHARE * (MIXING + 1)
+"""Of the untouched step's time: what a simpler pipeline may take more."""
 
 
 class Unequal(Language):
@@ -70,7 +74,7 @@ def test_every_plan_fits_and_a_smaller_budget_never_has_a_larger_peak_nor_takes_
     assert all(plan.after.peak_bytes <= plan.keep.budget_bytes for plan in plans)
     for larger, smaller in pairwise(plans):
         assert smaller.after.peak_bytes <= larger.after.peak_bytes
-        assert smaller.time_ratio >= larger.time_ratio - 1 / 500
+        assert smaller.time_ratio >= larger.time_ratio - TOLERANCE
 
 
 def test_a_plan_is_the_same_whatever_was_asked_before() -> None:
@@ -131,7 +135,7 @@ def test_the_frontier_runs_from_the_untouched_step_to_the_lowest_peak() -> None:
     assert points[-1].peak_bytes <= choices().lowest_bytes
     for higher, lower in pairwise(points[1:]):
         assert lower.peak_bytes < higher.peak_bytes
-        assert lower.time_ratio >= higher.time_ratio
+        assert lower.time_ratio >= higher.time_ratio - TOLERANCE
     assert choices().floor().peak_bytes == pytest.approx(choices().lowest_bytes, rel=0.01)
 
 
@@ -197,6 +201,16 @@ def test_given_passes_come_first_and_are_not_offered_again() -> None:
     assert found[0] == ChunkLoss(chunks=4)
     assert sum(isinstance(each, ChunkLoss) for each in found) == 1
     assert rewrite.estimate(planned, batch()).peak_bytes <= budget
+
+
+def test_a_model_on_the_meta_device_is_planned_and_captured_once() -> None:
+    with torch.device("meta"):
+        there = Language()
+    budget = choices().base.before.peak_bytes * 7 // 10
+    planned = rewrite.optimize(there, budget=budget, example_inputs=batch())
+
+    assert rewrite.estimate(planned, batch()).peak_bytes <= budget
+    assert len(vars(planned)["forward"].rewriting.results) == 1
 
 
 def test_optimizer_state_counts() -> None:
