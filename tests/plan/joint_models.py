@@ -12,6 +12,7 @@ from torch.nn import functional
 import rewrite
 from rewrite.contract import Numerics
 from rewrite.example import Example
+from rewrite.inputs import as_call
 from rewrite.plan.joint import Joint
 
 WIDTH, INNER, CLASSES = 16, 128, 512
@@ -50,8 +51,9 @@ def batch(rows: int = 4, length: int = 64) -> torch.Tensor:
 
 
 def joint(model: nn.Module, inputs: Any, optimizer: str | None = None, allow: str = "reassociated") -> Joint:
-    """What there is to choose for a step of a model with one tensor as its input."""
-    example = Example(model, (inputs,), {}, optimizer)
+    """What there is to choose for a step of a model."""
+    args, kwargs = as_call(inputs)
+    example = Example(model, args, kwargs, optimizer)
     program = rewrite.capture(model, inputs)
     program = replace(program, metadata={**program.metadata, "example": example})
     return Joint(program, example, allow=Numerics(allow))

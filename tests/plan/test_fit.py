@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+
 import pytest
 
 import rewrite
 from rewrite.errors import InputError
+from tests.documents import ROOT
 from tests.plan.joint_models import Language, batch
+from tests.plan.trial_and_error import build, inputs
 
 
 def test_the_largest_batch_without_passes_and_with_the_best_plan() -> None:
@@ -57,6 +63,26 @@ def test_find_batch_is_the_last_that_fits() -> None:
     assert rewrite.find_batch(model, batch, memory, most=4) == 4
     assert rewrite.find_batch(model, batch, memory, passes="chunk-loss") > 6
     assert rewrite.find_batch(model, batch, memory, optimizer="adamw") < 6
+
+
+@pytest.mark.sweep
+@pytest.mark.parametrize("name", ["gpt2", "llama"])
+def test_the_batch_is_that_of_trial_and_error_under_a_hard_limit_give_or_take_one(name: str) -> None:
+    memory = 400 * 2**20
+    found = rewrite.find_batch(build(name), inputs, memory)
+
+    assert found > 8
+    assert fits(name, found - 1, memory)
+    assert not fits(name, found + 2, memory)
+
+
+def fits(name: str, size: int, memory: int) -> bool:
+    """Whether a real step of that batch runs in so many bytes, in a process of its own."""
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TOP_PAD_": "0"}
+    command = [sys.executable, "-m", "tests.plan.trial_and_error", name, str(size), str(memory)]
+    done = subprocess.run(command, cwd=ROOT, env=environment, timeout=600, capture_output=True, text=True)
+    assert done.returncode in (0, 1), done.stderr
+    return done.returncode == 0
 
 
 def test_bad_input_is_told() -> None:

@@ -13,9 +13,11 @@ import torch
 import rewrite
 from passes import Checkpoint, ChunkFFN, ChunkLoss
 from rewrite.errors import BudgetError, InputError
+from rewrite.memory.allocator import allocated_peak_bytes
 from rewrite.plan.candidate import Mix
 from rewrite.plan.joint import MIXING, SHARE, Joint, JointPlan
 from rewrite.plan.ladder import RUNGS
+from tests.memory.models import MODELS
 from tests.plan.joint_models import INNER, Block, Language, batch, joint
 
 
@@ -244,3 +246,25 @@ def test_a_profile_is_part_of_the_spec() -> None:
 
     assert found.passes == (Checkpoint(budget=found.budget_bytes, profile="t4"),)
     assert found.profile == "t4"
+
+
+@pytest.mark.sweep
+@pytest.mark.parametrize("name", ["bert", "gpt2", "llama", "t5", "resnet"])
+def test_budgets_of_real_architectures_are_kept_by_the_allocator(name: str) -> None:
+    real, inputs = MODELS[name]()
+    there = joint(real, inputs)
+    highest, lowest = there.base.before.peak_bytes, there.plan(_floor(there)).after.peak_bytes
+    plans = [there.plan(highest - (highest - lowest) * step // 11) for step in range(12)]
+
+    for larger, smaller in pairwise(plans):
+        assert smaller.after.peak_bytes <= larger.after.peak_bytes
+    for plan in (plans[4], plans[8], plans[11]):
+        planned = rewrite.optimize(real, plan.spec, example_inputs=inputs)
+        assert allocated_peak_bytes(planned, inputs) == pytest.approx(plan.after.peak_bytes, rel=0.01)
+        assert plan.after.peak_bytes <= highest - (highest - lowest) * plans.index(plan) // 11
+
+
+def _floor(there: Joint) -> int:
+    with pytest.raises(BudgetError) as raised:
+        there.plan(1000)
+    return raised.value.lowest_bytes
