@@ -9,6 +9,7 @@ smaller budget is never answered by a plan with a larger peak.
 from __future__ import annotations
 
 import heapq
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -270,12 +271,14 @@ class Joint:
 
     def frontier(self, points: int = 10) -> tuple[Priced, ...]:
         """The untouched step, then the least predicted time at peaks from that of the fastest plan to the lowest."""
-        highest = self.base.before.peak_bytes
-        fastest = self._priced(highest)
-        span = fastest.peak_bytes - self.lowest_bytes
-        targets = [fastest.peak_bytes - span * step // (points - 2) for step in range(1, points - 1)]
-        found = [_priced(highest, 1.0, (), ()), fastest, *map(self._priced, targets)]
-        return tuple({each.peak_bytes: each for each in found}.values())
+        highest, lowest = self.base.before.peak_bytes, self.lowest_bytes
+        found = [_priced(highest, 1.0, (), ()), self._priced(highest)]
+        for left in range(points - 2, 0, -1):
+            rest = found[-1].peak_bytes - lowest
+            if rest <= 0:
+                break
+            found.append(self._priced(found[-1].peak_bytes - math.ceil(rest / left)))
+        return tuple({each.peak_bytes: each for each in reversed(found)}.values())[::-1]
 
     def floor(self) -> Estimate:
         """A step of the lowest peak, as the simulation has it, run on fakes."""

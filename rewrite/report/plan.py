@@ -53,12 +53,12 @@ def _change_line(name: str, before: int, after: int) -> Text:
 def frontier_lines(plan: Plan, width: int) -> Iterator[Text]:
     """Peak against time: a bar for each peak, the time it takes, and the passes; `>` marks the plan."""
     yield Text("least time by peak, predicted", "bold")
-    rows = {each.peak_bytes: each for each in (*plan.frontier, plan.chosen)}
-    highest = max(rows)
-    for peak_bytes, each in sorted(rows.items(), reverse=True):
-        bar = "#" * max(1, round(BAR * peak_bytes / highest))
+    rows = {size_text(each.peak_bytes): each for each in (*plan.frontier, plan.chosen)}
+    highest = max(each.peak_bytes for each in rows.values())
+    for size, each in sorted(rows.items(), key=lambda row: -row[1].peak_bytes):
+        bar = "#" * max(1, round(BAR * each.peak_bytes / highest))
         mark, style = (">", "green") if each is plan.chosen else (" ", "")
-        line = f"{mark} {size_text(peak_bytes):>9}  {f'x{each.time_ratio:.2f}':>6} {bar:<{BAR}} "
+        line = f"{mark} {size:>9}  {f'x{each.time_ratio:.2f}':>6} {bar:<{BAR}} "
         yield Text(line + crop_end(each.names or "no pass", max(8, width - len(line))), style)
 
 
