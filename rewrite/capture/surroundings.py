@@ -6,7 +6,9 @@ import contextlib
 import functools
 import gc
 import random
+import sys
 from collections.abc import Hashable, Iterator
+from types import ModuleType
 from typing import Any
 
 import numpy
@@ -84,8 +86,22 @@ def caches_kept() -> Iterator[None]:
 
 def _caches() -> list[Any]:
     kind: Any = type(functools.lru_cache(_caches))
-    found = [value for value in gc.get_objects() if type(value) is kind]
-    return [cache for cache in found if not str(getattr(cache, "__module__", "")).startswith(LIBRARIES)]
+    tracked = gc.get_objects() if not gc.get_freeze_count() else [*gc.get_objects(), *_globals()]
+    found = {id(value): value for value in tracked if type(value) is kind}
+    return [cache for cache in found.values() if not _of_a_library(cache)]
+
+
+def _globals() -> list[Any]:
+    """What the users' modules define, and their classes: after a `gc.freeze()` the collector no longer lists it."""
+    modules = [vars(module) for module in list(sys.modules.values()) if not _of_a_library(module)]
+    values = [value for module in modules for value in list(module.values())]
+    return [*values, *(value for kind in values if isinstance(kind, type) for value in list(vars(kind).values()))]
+
+
+def _of_a_library(value: Any) -> bool:
+    """Whether a module, or a function by its module, belongs to a library whose caches hold no tensors."""
+    name = getattr(value, "__name__" if isinstance(value, ModuleType) else "__module__", None)
+    return str(name or "").split(".")[0] in LIBRARIES
 
 
 LIBRARIES = ("torch", "sympy", "mpmath", "numpy", "typing", "re", "inspect", "functools", "rewrite", "transformers")

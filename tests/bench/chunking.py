@@ -60,6 +60,7 @@ def ratio(build: Callable[[], Workload], spec: str, repetitions: int) -> float:
     for repetition in range(repetitions):
         turn = [_seconds(each) for each in ((eager, other) if repetition % 2 else (other, eager))]
         found.append(turn[1] / turn[0] if repetition % 2 else turn[0] / turn[1])
+    gc.unfreeze()
     return statistics.median(found)
 
 

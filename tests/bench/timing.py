@@ -43,6 +43,7 @@ def time_beside_eager(entry: Entry, method: str, repetitions: int) -> Time:
     for repetition in range(repetitions):
         for is_eager in (True, False) if repetition % 2 == 0 else (False, True):
             seconds[is_eager].append(_seconds(eager if is_eager else other))
+    gc.unfreeze()
     return Time(seconds[True], seconds[False])
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import functools
+import gc
 import types
 from collections.abc import Callable
 
@@ -235,12 +236,19 @@ def doubled(width: int) -> torch.Tensor:
     return torch.ones(width) * 2
 
 
-def test_a_cached_function_keeps_no_fake() -> None:
+@pytest.mark.parametrize("frozen", [False, True], ids=["", "gc-frozen"])
+def test_a_cached_function_keeps_no_fake(frozen: bool) -> None:
     class Cached(Block):
         def forward(self, hidden: torch.Tensor) -> torch.Tensor:
             return hidden + torch.tanh(self.linear(hidden)) * doubled(hidden.shape[-1])
 
     model = Stack(Cached)
-    small = rewrite.optimize(copy.deepcopy(model), [Checkpoint()], example_inputs=(hidden(),))
+    doubled.cache_clear()
+    if frozen:
+        gc.freeze()
+    try:
+        small = rewrite.optimize(copy.deepcopy(model), [Checkpoint()], example_inputs=(hidden(),))
+    finally:
+        gc.unfreeze()
 
     assert_same_steps(model, small)
