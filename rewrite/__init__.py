@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from rewrite.errors import DeferredError as DeferredError
     from rewrite.errors import InputError as InputError
     from rewrite.errors import ModelError as ModelError
+    from rewrite.errors import OptimizerError as OptimizerError
     from rewrite.errors import PassError as PassError
     from rewrite.errors import PlanError as PlanError
     from rewrite.errors import RecomputeError as RecomputeError
@@ -42,6 +43,8 @@ if TYPE_CHECKING:
     from rewrite.errors import SpecError as SpecError
     from rewrite.errors import VerifyError as VerifyError
     from rewrite.memory.timeline import Estimate as Estimate
+    from rewrite.optim.build import optimizer as optimizer
+    from rewrite.optim.convert import convert_optimizer_state as convert_optimizer_state
     from rewrite.plan.document import Plan as Plan
     from rewrite.plan.fit import Fit as Fit
     from rewrite.plan.search import KeepPlan as KeepPlan
@@ -66,12 +69,15 @@ _HOMES = {
     "rewrite.certificate": ("Certificate",),
     "rewrite.contract": ("Change", "Numerics", "Pass", "PassResult", "Refusal"),
     "rewrite.errors": (
-        "BudgetError", "CaptureError", "ContractError", "DeferredError", "InputError", "ModelError", "PassError",
-        "PlanError", "RecomputeError", "RewriteError", "SelectorError", "SpecError", "VerifyError",
+        "BudgetError", "CaptureError", "ContractError", "DeferredError", "InputError", "ModelError",
+        "OptimizerError", "PassError", "PlanError", "RecomputeError", "RewriteError", "SelectorError", "SpecError",
+        "VerifyError",
     ),
     "rewrite.deferred": ("autocast_now", "defer", "dropped"),
     "rewrite.diff.model": ("GraphDiff",),
     "rewrite.memory.timeline": ("Estimate",),
+    "rewrite.optim.build": ("optimizer",),
+    "rewrite.optim.convert": ("convert_optimizer_state",),
     "rewrite.plan.document": ("Plan",),
     "rewrite.plan.fit": ("Fit",),
     "rewrite.planning": ("find_batch", "fit", "plan"),

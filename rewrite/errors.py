@@ -92,6 +92,12 @@ class PlanError(RewriteError):
     exit_code = 2
 
 
+class OptimizerError(RewriteError):
+    """An optimizer cannot be made, or cannot take a state."""
+
+    exit_code = 2
+
+
 class VerifyError(RewriteError):
     """A rewritten model does not compute what the original does."""
 

@@ -12,8 +12,8 @@ import click
 from rewrite.cli.narration import Narration
 from rewrite.cli.output import Output
 from rewrite.cli.tasks import TASK_NAMES
+from rewrite.optim.kinds import OPTIMIZERS
 
-OPTIMIZERS = ("adamw", "adamw8bit", "sgd", "none")
 DEVICES = ("cpu", "cuda")
 PROFILES = ("h100", "a100", "rtx4090", "t4", "cpu")
 

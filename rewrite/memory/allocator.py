@@ -25,7 +25,7 @@ def allocated_peak_bytes(module: nn.Module, example_inputs: Any, *, optimizer: s
     with same_random_state(), contextlib.ExitStack() as around:
         around.enter_context(swapped(module, convert))
         args, kwargs = inputs_as_call(example_inputs, convert)
-        stepper = build_optimizer(optimizer, list(module.parameters()), "cpu")
+        stepper = build_optimizer(optimizer, module, "cpu")
         state = list(stepper.state_tensors()) if stepper is not None else []
         held = {t.untyped_storage()._cdata: t.untyped_storage().nbytes() for _, t in convert.pairs()}
         held.update({t.untyped_storage()._cdata: t.untyped_storage().nbytes() for t in state})

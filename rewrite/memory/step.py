@@ -71,9 +71,8 @@ def run_step(
         questions = Questions(answers, modules, quick)
         tally = Tally()
         tracker = Tracker(Places(modules), questions, tally, cpu_kernels=device == "cpu")
-        parameters = list(module.parameters())
         with tracker:
-            stepper = build_optimizer(optimizer, parameters, device) if train else None
+            stepper = build_optimizer(optimizer, module, device) if train else None
         tracker.restart()
         _hold(tracker, module, (args, kwargs), stepper)
         _watch_gradients(tracker, module)

@@ -42,6 +42,7 @@ def test_exit_codes_are_those_of_the_command_line() -> None:
         "SelectorError": 2,
         "ModelError": 2,
         "InputError": 2,
+        "OptimizerError": 2,
         "VerifyError": 3,
         "RecomputeError": 3,
         "DeferredError": 3,
