@@ -36,7 +36,11 @@ def allocated_peak_bytes(module: nn.Module, example_inputs: Any, *, optimizer: s
             if stepper is not None:
                 stepper.step()
 
-        return sum(held.values()) + allocated_rise_bytes(step)
+        rise = allocated_rise_bytes(step)
+        idle = [parameter for parameter in module.parameters() if parameter.grad is None] if stepper else []
+        for absent in (state for parameter in idle if stepper for state in stepper.state_of(parameter)):
+            held.pop(absent.untyped_storage()._cdata, None)
+        return sum(held.values()) + rise
 
 
 def allocated_rise_bytes(run: Callable[[], object]) -> int:

@@ -47,6 +47,9 @@ class Blockwise:
             yield from state
         yield from self._codes
 
+    def state_of(self, parameter: nn.Parameter) -> Iterator[torch.Tensor]:
+        yield from self._state.get(id(parameter), ())
+
     def _made(self, parameter: nn.Parameter) -> Iterator[torch.Tensor]:
         bits = self._bits[id(parameter)]
         dtype = torch.float32 if bits == 32 else torch.uint8

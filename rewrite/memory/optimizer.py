@@ -23,6 +23,9 @@ class StepOptimizer(Protocol):
     def state_tensors(self) -> Iterator[torch.Tensor]:
         """Everything that stays allocated between steps."""
 
+    def state_of(self, parameter: nn.Parameter) -> Iterator[torch.Tensor]:
+        """The part of it that is there for one parameter."""
+
 
 def build_optimizer(name: str | None, module: nn.Module, device: str) -> StepOptimizer | None:
     """The optimizer in its steady state: one step has been taken, so its state is there. None for "none".
@@ -47,7 +50,7 @@ class _Torch:
     """A torch optimizer after one step on gradients of zero."""
 
     def __init__(self, optimizer: torch.optim.Optimizer, parameters: Sequence[nn.Parameter]) -> None:
-        self._optimizer = optimizer
+        self._optimizer, self._parameters = optimizer, parameters
         for parameter in parameters:
             parameter.grad = torch.zeros_like(parameter)
         optimizer.step()
@@ -57,5 +60,9 @@ class _Torch:
         self._optimizer.step()
 
     def state_tensors(self) -> Iterator[torch.Tensor]:
-        for state in self._optimizer.state.values():
-            yield from (value for value in state.values() if isinstance(value, torch.Tensor))
+        for parameter in self._parameters:
+            yield from self.state_of(parameter)
+
+    def state_of(self, parameter: nn.Parameter) -> Iterator[torch.Tensor]:
+        held = self._optimizer.state.get(parameter, {})
+        yield from (value for value in held.values() if isinstance(value, torch.Tensor))

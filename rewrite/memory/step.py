@@ -108,7 +108,14 @@ def _run(
     if stepper is not None:
         tracker.phase = "optimizer"
         stepper.step()
-    return saved, meaning, tuple(tracker.events)
+    return saved, meaning, tuple(_without_idle_state(tracker, module, stepper))
+
+
+def _without_idle_state(tracker: Tracker, module: nn.Module, stepper: StepOptimizer | None) -> Iterator[Event]:
+    """The events but for the state of parameters that got no gradient: an optimizer makes none for them."""
+    idle = [] if stepper is None else [parameter for parameter in module.parameters() if parameter.grad is None]
+    absent = {tracker.owner(state) for parameter in idle if stepper for state in stepper.state_of(parameter)}
+    yield from (event for event in tracker.events if event[0] not in absent)
 
 
 def inputs_as_call(

@@ -9,7 +9,7 @@ from torch import nn
 import rewrite
 from rewrite.errors import InputError
 from rewrite.memory import estimate_step
-from rewrite.memory.allocator import allocated_rise_bytes
+from rewrite.memory.allocator import allocated_peak_bytes, allocated_rise_bytes
 from rewrite.memory.optimizer import build_optimizer
 from rewrite.optim.kinds import KINDS
 
@@ -72,6 +72,26 @@ def test_frozen_parameters_have_no_state() -> None:
     estimate = estimate_step(built, INPUTS, optimizer="adamw")
 
     assert estimate.by_category["optimizer"] == 2 * parameter_bytes(built[2]) + 4 * 2
+
+
+@pytest.mark.parametrize("name", ["adamw", "adam8bit"])
+def test_parameters_that_get_no_gradient_have_no_state(name: str) -> None:
+    class Partly(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.used, self.idle = nn.Linear(300, 257), nn.Linear(300, 257)
+
+        def forward(self, hidden: torch.Tensor) -> torch.Tensor:
+            result: torch.Tensor = self.used(hidden)
+            return result
+
+    built = Partly()
+    counted = estimate_step(built, INPUTS, optimizer=name)
+    alone = estimate_step(built.used, INPUTS, optimizer=name)
+
+    assert counted.by_category["optimizer"] == alone.by_category["optimizer"] > 0
+    assert counted.peak_bytes == alone.peak_bytes + parameter_bytes(built.idle)
+    assert counted.peak_bytes == pytest.approx(allocated_peak_bytes(built, INPUTS, optimizer=name), rel=1e-3)
 
 
 def test_adamw8bit_layout() -> None:
