@@ -5,5 +5,6 @@ from __future__ import annotations
 from passes.checkpoint import Checkpoint as Checkpoint
 from passes.chunk_ffn import ChunkFFN as ChunkFFN
 from passes.chunk_loss import ChunkLoss as ChunkLoss
+from passes.detach_frozen import DetachFrozen as DetachFrozen
 
-__all__ = ["Checkpoint", "ChunkFFN", "ChunkLoss"]
+__all__ = ["Checkpoint", "ChunkFFN", "ChunkLoss", "DetachFrozen"]

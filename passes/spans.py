@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from rewrite import KEEP, RECOMPUTE, Change, Refusal
+from rewrite import DETACH, KEEP, RECOMPUTE, Change, Refusal
 
 if TYPE_CHECKING:
     from torch.fx import Node
@@ -37,7 +37,8 @@ class Tags:
         """Tag the nodes named in `parts` as segments: one for each run of nodes of the same part.
 
         What must not run twice stays outside and ends a segment: modules with hooks, modules without a graph, and
-        functions that bring Python objects up to date. Returns whether anything was tagged.
+        functions that bring Python objects up to date. Frozen nodes that are to run once stay outside too, and run
+        before the segment. Returns whether anything was tagged.
         """
         plan = self._plan(region, parts)
         if isinstance(plan, str):
@@ -58,7 +59,10 @@ class Tags:
         plan: dict[Node, int] = {}
         part: str | None = None
         depth = 0
+        frozen = _frozen(region)
         for node in region.nodes():
+            if node in frozen:
+                continue
             inside = node.name in parts and self._may_run_twice(region, node)
             ends = part is not None and (parts.get(node.name) != part if inside else _matters(node))
             if ends and depth:
@@ -66,7 +70,7 @@ class Tags:
             if ends:
                 segment, part = segment + 1, None
             if inside:
-                depth += _mode_change(node)
+                depth += mode_change(node)
                 plan[node] = segment
                 part = parts[node.name]
         if depth:
@@ -79,6 +83,15 @@ class Tags:
         return not is_effect(node) and not (node.op == "call_module" and called_path(region, node) in self.once)
 
 
+def _frozen(region: Region) -> frozenset[Node]:
+    """Detached nodes that no recompute is to run again."""
+    if not any(DETACH in node.meta for node in region.nodes()):
+        return frozenset()
+    from passes.kept_frozen import kept_frozen  # which asks this module in turn
+
+    return kept_frozen(region)
+
+
 def _lineage(path: str) -> Iterator[str]:
     """A module path and those of the modules around it."""
     while path:
@@ -88,7 +101,7 @@ def _lineage(path: str) -> Iterator[str]:
 
 def _matters(node: Node) -> bool:
     """Whether a node outside stands between two of a segment: it computes something, or changes an object."""
-    return node.op.startswith("call") and (_computes(node) or is_effect(node) or _mode_change(node) != 0)
+    return node.op.startswith("call") and (_computes(node) or is_effect(node) or mode_change(node) != 0)
 
 
 def called_path(region: Region, node: Node) -> str:
@@ -108,7 +121,7 @@ def _called(node: Node) -> str:
     return f"the module {node.target!r}" if node.op == "call_module" else f"the function {function_name(node)}"
 
 
-def _mode_change(node: Node) -> int:
+def mode_change(node: Node) -> int:
     """How far a node opens (1) or closes (-1) a span of no_grad or autocast."""
     name = function_name(node)
     if name == "set_grad_enabled":
@@ -127,33 +140,35 @@ def is_effect(node: Node) -> bool:
 
 
 def _computes(node: Node) -> bool:
-    return node.op == "call_module" or any(True for _ in _tensors(node.meta.get("val")))
+    return node.op == "call_module" or any(True for _ in tensors_of(node.meta.get("val")))
 
 
 def storages(nodes: Iterable[Node]) -> set[int]:
     """Identities of the storages behind the fake values of `nodes`."""
-    values = (tensor for node in nodes for tensor in _tensors(node.meta.get("val")))
+    values = (tensor for node in nodes for tensor in tensors_of(node.meta.get("val")))
     return {tensor.untyped_storage()._cdata for tensor in values if str(tensor.layout) == "torch.strided"}
 
 
-def _tensors(value: Any) -> Iterator[Any]:
+def tensors_of(value: Any) -> Iterator[Any]:
+    """The tensors in a node's value."""
     if hasattr(value, "untyped_storage"):
         yield value
     elif isinstance(value, (tuple, list)):
         for item in value:
-            yield from _tensors(item)
+            yield from tensors_of(item)
     elif isinstance(value, dict):
         for item in value.values():
-            yield from _tensors(item)
+            yield from tensors_of(item)
 
 
 def made_bytes(node: Node) -> int:
     """Bytes of the tensors a node gives, for the example inputs."""
-    made = _tensors(node.meta.get("val"))
-    return sum(math.prod(map(_hint, tensor.shape)) * tensor.element_size() for tensor in made)
+    made = tensors_of(node.meta.get("val"))
+    return sum(math.prod(map(hint, tensor.shape)) * tensor.element_size() for tensor in made)
 
 
-def _hint(size: Any) -> int:
+def hint(size: Any) -> int:
+    """A size for the example inputs."""
     hint = getattr(getattr(size, "node", None), "hint", size)
     return int(hint) if hint is not None else 1
 

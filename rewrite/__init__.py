@@ -58,6 +58,8 @@ if TYPE_CHECKING:
     from rewrite.report.sizes import parse_bytes as parse_bytes
     from rewrite.report.sizes import size_text as size_text
     from rewrite.selectors import matches as matches
+    from rewrite.tags import CUT as CUT
+    from rewrite.tags import DETACH as DETACH
     from rewrite.tags import KEEP as KEEP
     from rewrite.tags import KEEP_STATE as KEEP_STATE
     from rewrite.tags import ORIGIN as ORIGIN
@@ -85,7 +87,7 @@ _HOMES = {
     "rewrite.program": ("Opaque", "Program", "Region"),
     "rewrite.report.sizes": ("parse_bytes", "size_text"),
     "rewrite.selectors": ("matches",),
-    "rewrite.tags": ("KEEP", "KEEP_STATE", "ORIGIN", "RECOMPUTE"),
+    "rewrite.tags": ("CUT", "DETACH", "KEEP", "KEEP_STATE", "ORIGIN", "RECOMPUTE"),
     "rewrite.verify": ("verify",),
 }  # fmt: skip
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}

@@ -73,7 +73,7 @@ class Program:
     root_class: str = ""
     metadata: Mapping[str, Any] = field(default_factory=dict)
     """`blocks`: paths of the repeated blocks. `first`: whether this is the whole model, captured for the first time,
-    rather than what a later kind of call runs of it."""
+    rather than what a later kind of call runs of it. `grad`: whether autograd records the call."""
 
     def region(self, path: str) -> Region:
         """The region that serves the module at `path`; raises KeyError."""

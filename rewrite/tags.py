@@ -14,7 +14,15 @@ KEEP_STATE = "keep_state"
 """True for a node of a segment of which is kept what its operator saves for its own backward beside its inputs and
 outputs: attention's log-sum-exp, a dropout's mask, a normalisation's statistics."""
 
-TAGS = (RECOMPUTE, KEEP, KEEP_STATE)
+DETACH = "detach"
+"""True for a node that depends on nothing trainable: it runs without autograd, unless something it is given, or a
+weight it reads, needs a gradient after all. `CUT` for one whose inputs need gradients that are to end there. In a
+recompute segment the segment has its way."""
+
+CUT = "cut"
+"""Value of `DETACH`: without autograd whatever its inputs need."""
+
+TAGS = (RECOMPUTE, KEEP, KEEP_STATE, DETACH)
 """Every key through which passes decide; all else in `node.meta` is what capture recorded."""
 
 ORIGIN = "origin"

@@ -150,8 +150,9 @@ def members(module: nn.Module, path: str, structure: Structure) -> list[nn.Modul
 
 
 def flags(modules: list[nn.Module]) -> Hashable:
-    """What a graph was captured for, of its region's members: training flags, hooks, requests to recompute, and the
-    dtypes and devices of their parameters. Those on the meta device run as fakes of the CPU, and count as there."""
+    """What a graph was captured for, of its region's members: training flags, hooks, requests to recompute, which of
+    their parameters are trained, and these' dtypes and devices. Those on the meta device run as fakes of the CPU, and
+    count as there."""
     training = modules[0].training
     states = [
         (module.training, bool(index) and has_hooks(module), bool(vars(module).get("gradient_checkpointing")))
@@ -160,4 +161,11 @@ def flags(modules: list[nn.Module]) -> Hashable:
     odd = tuple((index, state) for index, state in enumerate(states) if state != (training, False, False))
     parameters = [p for module in modules for p in module._parameters.values() if p is not None]
     kinds = {(p.dtype, _CPU if p.is_meta else p.device) for p in parameters}
-    return (training, odd, next(iter(kinds)) if len(kinds) == 1 else frozenset(kinds))
+    trained = [p.requires_grad for p in parameters]
+    same = all(trained) or not any(trained)
+    return (
+        training,
+        odd,
+        next(iter(kinds)) if len(kinds) == 1 else frozenset(kinds),
+        trained[:1] == [True] if same else tuple(trained),
+    )

@@ -108,10 +108,11 @@ class RegionForward:
         self, expected: tuple[Variant, list[bool]] | None, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[Variant | None, list[Any]]:
         """The code for a call, captured now if there is none, and the leaves to run it on; None for the original."""
-        if expected is not None and expected[1][0] and self.still_of_kind(expected[0]):
-            variant = expected[0]
-            if variant.read is not None:
+        if expected is not None and expected[1][0]:
+            variant, underway = expected
+            if self.still_of_kind(variant) and variant.read is not None:
                 return variant, variant.read(args, kwargs)
+            underway[0] = False  # what this region gives may be of another kind too, such as need a gradient
         parts = calls.split((args, kwargs))
         key = (parts.skeleton, ambient(), self.flags())
         found = self.find(key, parts.leaves)

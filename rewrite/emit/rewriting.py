@@ -144,7 +144,8 @@ class Rewriting:
         regions = tuple(self.region(captured, taken) for captured in capture.regions)
         blocks = tuple(self.blocks().blocks)
         first = path == "" and not self.seen_whole
-        metadata = {"blocks": blocks, "seconds": capture.seconds, "assumptions": capture.assumptions, "first": first}
+        metadata = {"blocks": blocks, "seconds": capture.seconds, "assumptions": capture.assumptions, "first": first,
+                    "grad": torch.is_grad_enabled()}  # fmt: skip
         return Program(regions, capture.opaque, type(self.root).__name__, metadata)
 
     def region(self, captured: Captured, taken: set[str]) -> Region:

@@ -1,8 +1,9 @@
-"""Fold the nodes of each recompute segment into one call."""
+"""Fold the nodes of each recompute segment, and of each run without autograd, into one call."""
 
 from __future__ import annotations
 
 import operator
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -11,6 +12,7 @@ from torch import fx
 from rewrite import runtime
 from rewrite.capture.captured import fills_late
 from rewrite.emit.code import compile_graph
+from rewrite.emit.detached import detached, detached_runs
 from rewrite.emit.planned import can_plan, draws_by_itself, owners_of, plan_segment, written_buffers
 from rewrite.errors import ContractError
 from rewrite.program import Region, value_tensors
@@ -20,30 +22,32 @@ from rewrite.tags import KEEP, RECOMPUTE
 
 
 def fold_segments(region: Region) -> fx.Graph:
-    """A graph in which every recompute segment of `region` is one call that recomputes in the backward.
+    """A graph in which every recompute segment of `region` is one call that recomputes in the backward, and every run
+    of detached nodes one that runs without autograd.
 
     Raises ContractError when a segment cannot be run in one piece, because a node outside it stands between two of
     its nodes.
     """
-    segments = region.segments()
-    if not segments:
+    groups = [*region.segments().values(), *detached_runs(region)]
+    if not groups:
         return region.graph
     folded = fx.Graph()
     made: dict[fx.Node, Any] = {}
     module: fx.Node | None = None
-    for group in _in_order(region, segments):
-        if len(group) == 1 and RECOMPUTE not in group[0].meta:
+    taken = set(groups)
+    for group in _in_order(region, groups):
+        if group not in taken:
             made[group[0]] = folded.node_copy(group[0], made.__getitem__)
             continue
         if module is None:
             module = folded.create_node("call_function", runtime.this_module, name=runtime.this_module.__name__)
-        _call_segment(region, group, folded, made, module)
+        _call_group(region, group, folded, made, module)
     return folded
 
 
-def _in_order(region: Region, segments: Any) -> list[tuple[fx.Node, ...]]:
-    """Single nodes and whole segments in an order in which each finds its inputs made."""
-    group_of = {node: nodes for nodes in segments.values() for node in nodes}
+def _in_order(region: Region, groups: list[tuple[fx.Node, ...]]) -> list[tuple[fx.Node, ...]]:
+    """Single nodes and whole groups in an order in which each finds its inputs made."""
+    group_of = {node: nodes for nodes in groups for node in nodes}
     done: set[fx.Node] = set()
     ordered: list[tuple[fx.Node, ...]] = []
 
@@ -51,7 +55,8 @@ def _in_order(region: Region, segments: Any) -> list[tuple[fx.Node, ...]]:
         if group[0] in done:
             return
         if group in underway:
-            number = group[0].meta.get(RECOMPUTE)
+            on_the_way = (node.meta for nodes in (group, *underway) for node in nodes)
+            number = next((meta[RECOMPUTE] for meta in on_the_way if RECOMPUTE in meta), None)
             raise ContractError(
                 f"recompute segment {number} of region {region.path or 'root'!r}",
                 "a node outside the segment needs a value of it and gives a value to it",
@@ -71,7 +76,7 @@ def _in_order(region: Region, segments: Any) -> list[tuple[fx.Node, ...]]:
     return ordered
 
 
-def _call_segment(
+def _call_group(
     region: Region, group: tuple[fx.Node, ...], folded: fx.Graph, made: dict[fx.Node, Any], module: fx.Node
 ) -> None:
     inside = set(group)
@@ -79,15 +84,28 @@ def _call_segment(
     inputs = [node for node in sources if node.op != "get_attr"]
     attributes = [node for node in sources if node.op == "get_attr"]
     outputs = [node for node in group if any(user not in inside for user in node.users)]
-    mutated = _mutated(region, group, inputs)
-    number = group[0].meta[RECOMPUTE]
-    segment: Any = _whole(region, group, inputs, outputs, attributes, mutated)
-    if can_plan(region, group, mutated):
-        segment = Planned(plan_segment(region, group, inputs, outputs), segment)
-    call = folded.call_function(runtime.Named(segment, f"recompute_{number}"), (module, *[made[n] for n in inputs]))
+    if RECOMPUTE in group[0].meta:
+        function, name = _segment(region, group, inputs, outputs, attributes), f"recompute_{group[0].meta[RECOMPUTE]}"
+    else:
+        function, name = detached(region, group, inputs, outputs), f"detached_{group[0].name}"
+    call = folded.call_function(runtime.Named(function, name), (module, *[made[n] for n in inputs]))
     for index, node in enumerate(outputs):
         made[node] = folded.create_node("call_function", operator.getitem, (call, index), name=node.name)
         made[node].meta = dict(node.meta)
+
+
+def _segment(
+    region: Region,
+    group: tuple[fx.Node, ...],
+    inputs: list[fx.Node],
+    outputs: list[fx.Node],
+    attributes: list[fx.Node],
+) -> Callable[..., tuple[Any, ...]]:
+    mutated = _mutated(region, group, inputs)
+    whole = _whole(region, group, inputs, outputs, attributes, mutated)
+    if can_plan(region, group, mutated):
+        return Planned(plan_segment(region, group, inputs, outputs), whole)
+    return whole
 
 
 def _whole(

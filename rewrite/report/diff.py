@@ -78,11 +78,13 @@ def _hunk_lines(hunk: Hunk, width: int, *, full: bool) -> Iterator[Text]:
         size = sum(abs(line.before_bytes - line.after_bytes) for line in folded)
         yield node_columns(width, mark, folded[0].action, f"({len(folded)} smaller values)", size=sized(size))
     yield from recompute_lines(hunk.lines, width)
+    yield from detached_lines(hunk.lines, width)
 
 
 def sorted_out(lines: Iterable[NodeLine], *, full: bool) -> tuple[list[NodeLine], list[NodeLine]]:
     """The lines to show, and the changed ones too small to show one by one."""
-    told = [line for line in lines if line.action != "recompute" and (full or line.mark != " " or line.after_bytes)]
+    counted = ("recompute", "detach")
+    told = [line for line in lines if line.action not in counted and (full or line.mark != " " or line.after_bytes)]
     least = SMALL * sum(max(line.before_bytes, line.after_bytes) for line in told)
     large = [line for line in told if full or _is_large(line, least)]
     small = [line for line in told if not full and not _is_large(line, least) and line.mark != " "]
@@ -112,6 +114,13 @@ def recompute_lines(lines: Iterable[NodeLine], width: int) -> Iterator[Text]:
         few = len(names.split(", ")) == 1
         what = names if few else f"{len(members)} operations"
         yield node_columns(width, "+", "recompute", f"{what}, in the backward")
+
+
+def detached_lines(lines: Iterable[NodeLine], width: int) -> Iterator[Text]:
+    """One line: what runs without autograd now."""
+    count = sum(line.action == "detach" for line in lines)
+    if count:
+        yield node_columns(width, "~", "detach", f"{count} frozen operations, without autograd")
 
 
 def left_alone(diff: GraphDiff, width: int) -> Iterator[Text]:

@@ -1,0 +1,98 @@
+"""Run what depends on nothing trainable without autograd, once: no recompute runs it again.
+
+Frozen weights need no gradient, so autograd saves nothing for them; what a frozen part still costs is the books that
+autograd keeps, and, in a recomputed block, a second run of what lies before the first trained weight.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from rewrite import CUT, DETACH, KEEP, KEEP_STATE, RECOMPUTE, Change, Numerics, Pass, PassResult, Refusal
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from torch.fx import Node
+
+    from rewrite import Program, Region
+
+NOTHING = "no frozen weight is read before the first trained one: freeze some first, with requires_grad_(False)"
+
+
+@dataclass(frozen=True)
+class DetachFrozen(Pass):
+    """Run the frozen part without autograd and never again in the backward."""
+
+    cut: bool = False
+    """Let gradients end at frozen blocks and modules that run after something trained, which then gets none from
+    there. Otherwise such a frozen part is left as it is."""
+
+    name: ClassVar[str] = "detach-frozen"
+    numerics: ClassVar[Numerics] = Numerics.EXACT
+
+    def apply(self, program: Program) -> PassResult:
+        """Tag the frozen nodes of every region, and take those that are dear out of recompute segments."""
+        if not program.metadata.get("grad", True):
+            return PassResult(program, modified=False)
+        cut, lost, refusals = self._cuts(program)
+        made = [_tag(program, region, nodes, lost) for region, nodes in zip(program.regions, cut, strict=True)]
+        changes = [change for change in made if change is not None]
+        if program.metadata.get("first", True) and not changes and not refusals and not _is_tagged(program):
+            refusals.append(Refusal("", NOTHING))
+        return PassResult(program, bool(changes), tuple(changes), tuple(refusals))
+
+    def _cuts(self, program: Program) -> tuple[list[frozenset[Node]], list[str], list[Refusal]]:
+        """For each region, nodes at which gradients end; what gets none through them; what is left as it is."""
+        from passes.frozen_modules import first_trained, frozen_places, untrained_by
+
+        places = [frozen_places(region) for region in program.regions]
+        nowhere = [frozenset[Any]() for _ in places]
+        paths = list(dict.fromkeys(path for found in places for path in found))
+        if not paths:
+            return nowhere, [], []
+        more = f", as are {len(paths) - 1} more places," if len(paths) > 1 else ""
+        before = first_trained(program) or "an input"
+        cause = f"{paths[0]} is frozen{more} and runs after {before}, which needs gradients that go through it"
+        if not self.cut:
+            reason = f"{cause}: freeze that too, or let gradients end there with cut=True, which leaves it untrained"
+            return nowhere, [], [Refusal(paths[0], reason)]
+        cut = [frozenset(node for nodes in found.values() for node in nodes) for found in places]
+        lost, left = untrained_by(program.regions[0], cut[0])
+        if lost and not left:
+            return nowhere, [], [Refusal(paths[0], f"{cause}; with gradients ending there nothing would be trained")]
+        return cut, lost, []
+
+
+def _tag(program: Program, region: Region, cut: frozenset[Node], lost: Sequence[str]) -> Change | None:
+    """Tag the frozen nodes of one region; None where nothing is frozen, or all is as it is to be."""
+    from passes.frozen_part import FrozenPart
+    from passes.kept_frozen import kept_frozen
+
+    part = FrozenPart(program, region, cut)
+    if not part.reads_weights():
+        return None
+    changed = [node for node in part.nodes if _set(node, DETACH, CUT if node in cut else True)]
+    for node in kept_frozen(region):
+        if RECOMPUTE in node.meta:
+            for tag in (RECOMPUTE, KEEP, KEEP_STATE):
+                node.meta.pop(tag, None)
+            changed.append(node)
+    if not changed:
+        return None
+    summary = "frozen: runs without autograd, and never again in the backward"
+    if cut:
+        summary += f"; gradients end here, and {', '.join(lost) or 'nothing that is trained'} gets none through it"
+    return Change(region.path, summary, region.instances, tuple(dict.fromkeys(node.name for node in changed)))
+
+
+def _set(node: Node, tag: str, value: Any) -> bool:
+    """Give a node a tag; whether it is news."""
+    news = bool(node.meta.get(tag) != value)
+    node.meta[tag] = value
+    return news
+
+
+def _is_tagged(program: Program) -> bool:
+    return any(DETACH in node.meta for region in program.regions for node in region.nodes())
