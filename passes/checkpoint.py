@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from passes.budget import plans, within_budget
 from passes.costly import keep_costly, keep_frozen
+from passes.selection import patterns_of
 from passes.spans import Tags, called_path, made_bytes, path_in, storages, takes_object
 from rewrite import Numerics, Pass, PassError, PassResult, Refusal, SelectorError, matches
 
@@ -62,8 +63,7 @@ class Checkpoint(Pass):
         if self.every > 1 and (self.policy != "blocks" or self.select is not None):
             cause = "`every` counts blocks: it goes with policy=blocks and without `select`"
             raise PassError("checkpoint", cause, "leave one of them out")
-        if self.select is not None and not self.select:
-            raise PassError("checkpoint{select=}", "it names no module", "name module paths, or leave `select` out")
+        patterns_of(self.name, self.select)
 
     def apply(self, program: Program) -> PassResult:
         """Tag the nodes to recompute; nodes that are tagged already stay as they are."""
@@ -81,7 +81,7 @@ class Checkpoint(Pass):
 
     def _tagged(self, program: Program) -> PassResult:
         if self.select is not None:
-            return self._selected(program, (self.select,) if isinstance(self.select, str) else self.select)
+            return self._selected(program, patterns_of(self.name, self.select))
         if self.policy == "sqrt":
             return _Segments(program).apply()
         return self._blocks(program)

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar
 
+from passes.selection import patterns_of
 from passes.spans import path_in
 from rewrite import Change, Numerics, Pass, PassError, PassResult, Refusal, SelectorError, matches
 
@@ -47,6 +48,7 @@ class ChunkFFN(Pass):
             raise PassError(f"chunk-ffn{{chunks={self.chunks}}}", cause, "leave it out to have it chosen")
         if type(self.dim) is not int or self.dim < 0:
             raise PassError(f"chunk-ffn{{dim={self.dim}}}", "dim is a whole number from 0", "use 1 for the sequence")
+        patterns_of(self.name, self.select)
 
     def apply(self, program: Program) -> PassResult:
         """Replace each span by one node; says where one operator is in the way, and where nothing is saved."""
@@ -110,7 +112,7 @@ class ChunkFFN(Pass):
         """Instances of a region, by the products at whose spans `select` points in them."""
         if self.select is None:
             return [(set(names), region.instances)]
-        patterns = (self.select,) if isinstance(self.select, str) else self.select
+        patterns = patterns_of(self.name, self.select)
         ends = [node for node in region.nodes() if node.name in names]
         groups: dict[tuple[str, ...], list[str]] = {}
         for instance in region.instances:
@@ -123,8 +125,7 @@ class ChunkFFN(Pass):
         return [(set(chosen), tuple(instances)) for chosen, instances in groups.items() if chosen]
 
     def _check_selected(self, program: Program, matched: set[str]) -> None:
-        patterns = (self.select,) if isinstance(self.select, str) else self.select or ()
-        missing = [pattern for pattern in patterns if pattern not in matched]
+        missing = [pattern for pattern in patterns_of(self.name, self.select) if pattern not in matched]
         if missing and program.metadata.get("first", True):
             raise SelectorError(
                 f"chunk-ffn{{select={missing[0]}}}",

@@ -182,6 +182,13 @@ class Report:
     def refusals(self) -> tuple[Refusal, ...]:
         return tuple(refusal for step in self.steps for refusal in step.result.refusals)
 
+    def __str__(self) -> str:
+        """A line for each pass, and one for each refusal and for each module that keeps its own forward."""
+        lines = [f"{step.applied}: {len(step.result.changes)} changes" for step in self.steps] or ["no pass has run"]
+        lines += [f"  refused {refusal.path or '(root)'}: {refusal.reason}" for refusal in self.refusals]
+        lines += [f"  as it was {each.path or '(root)'}: {each.reason}" for each in self.opaque]
+        return "\n".join(lines)
+
 
 def report(model: nn.Module) -> Report:
     """What each pass changed, and refused, in a model that `optimize` returned, wrapped since (DDP, peft) or not.
@@ -212,7 +219,11 @@ def checked_passes(model: nn.Module, passes: str | Sequence[Pass]) -> tuple[Pass
     chosen = spec.parse(passes, registry.load) if isinstance(passes, str) else tuple(passes)
     for entry in chosen:
         if not isinstance(entry, Pass):
-            raise InputError("passes", f"{entry!r} is not a pass", "give pass objects or a spec text")
+            text = isinstance(entry, str)
+            advice = (
+                f"write passes={entry!r}: a text is a whole pipeline" if text else "give pass objects or a spec text"
+            )
+            raise InputError("passes", f"{entry!r} is not a pass", advice)
     if isinstance(vars(model).get("forward"), RegionForward):
         raise ModelError(
             "model", "it has been optimized before", "call optimize on the original with all passes at once"

@@ -65,6 +65,9 @@ class Certificate:
         named = f"{first.kind} {first.name}".strip()
         return f"differs: {len(self.failures)} of {counts}, first {named}{where}: {detail}"
 
+    def __str__(self) -> str:
+        return self.summary
+
     def to_json(self) -> dict[str, Any]:
         """Plain values only; an infinite or undefined difference becomes null."""
         return {

@@ -1,8 +1,9 @@
 """Pipelines as text: `checkpoint{policy=sqrt,every=2},chunk-loss`.
 
 A spec is a list of passes; a pass is its name and, in braces, the options that differ from their defaults. Values are
-`true`, `false`, `none`, integers, floats, strings (bare, or quoted when they hold anything but letters, digits and
-`_ . * ? / + : @ % -`) and lists `[a,b]`. Bytes are strings such as `6GiB`; the pass reads them.
+`true`, `false`, `none`, integers, floats, strings (bare, or quoted when they hold anything but letters, digits,
+`_ . * ? / + : @ % -` and, not at the beginning, sets such as `[0-5]`) and lists `[a,b]`. Bytes are strings such as
+`6GiB`; the pass reads them.
 """
 
 from __future__ import annotations
@@ -22,7 +23,9 @@ if TYPE_CHECKING:
     from rewrite.contract import Pass
 
 _WORD = re.compile(r"[^\s,{}\[\]=\"']+")
-_SAFE = re.compile(r"[A-Za-z0-9_.*?/+:@%-]+")
+_VALUE = re.compile(_WORD.pattern + r"(\[[^\s,{}\[\]=\"']+\]|[^\s,{}\[\]=\"'])*")
+"""A word, with sets of a glob such as `layer.[0-5]`, which cannot begin it: a value that begins with "[" is a list."""
+_SAFE = re.compile(r"[A-Za-z0-9_.*?/+:@%-]+(\[[A-Za-z0-9_.!-]+\]|[A-Za-z0-9_.*?/+:@%-])*")
 _SINGLE_QUOTED = re.compile(r"'([^']*)'")
 _WIDTH = 76
 _GRAMMAR = "write passes as `name{option=value,...}`, separated by commas; `rewrite passes` lists them"
@@ -88,8 +91,8 @@ class _Reader:
         if not self.take(mark):
             raise self.unexpected(wanted)
 
-    def word(self, wanted: str) -> str:
-        found = _WORD.match(self.text, self.skip_space())
+    def word(self, wanted: str, pattern: re.Pattern[str] = _WORD) -> str:
+        found = pattern.match(self.text, self.skip_space())
         if found is None:
             raise self.unexpected(wanted)
         self.position = found.end()
@@ -165,7 +168,7 @@ def _read_value(reader: _Reader) -> Any:
     if single is not None:
         reader.position = single.end()
         return single.group(1)
-    return Bare(reader.word("a value"))
+    return Bare(reader.word("a value", _VALUE))
 
 
 def _read_list(reader: _Reader) -> tuple[Any, ...]:

@@ -12,10 +12,11 @@ import click
 from rewrite.cli.narration import Narration
 from rewrite.cli.output import Output
 from rewrite.cli.tasks import TASK_NAMES
+from rewrite.errors import InputError
 from rewrite.optim.kinds import OPTIMIZERS
 
 DEVICES = ("cpu", "cuda")
-PROFILES = ("h100", "a100", "rtx4090", "t4", "cpu")
+PROFILES = ("h100", "a100", "rtx4090", "rtx3090", "l4", "a10", "t4", "cpu")
 
 Command = Callable[..., Any]
 
@@ -66,7 +67,7 @@ max_peak_option = option("--max-peak", metavar="SIZE", help="Exit 1 when the pea
 
 def passes_option(*, required: bool) -> Callable[[Command], Command]:
     """The pipeline's spec text, as `spec`."""
-    presence: dict[str, Any] = {"required": True} if required else {"default": ""}
+    presence: dict[str, Any] = {"callback": _some_passes} if required else {"default": ""}
     return option(
         "-p",
         "--passes",
@@ -75,6 +76,12 @@ def passes_option(*, required: bool) -> Callable[[Command], Command]:
         help="Passes to apply, or plan.json: checkpoint{policy=sqrt},...",
         **presence,
     )
+
+
+def _some_passes(context: click.Context, parameter: click.Parameter, spec: str | None) -> str:
+    if spec is None:
+        raise InputError("-p", "no passes are given", "name some, as -p checkpoint; `rewrite passes` lists them")
+    return spec
 
 
 def output_options(command: Command) -> Command:

@@ -29,6 +29,9 @@ PEAK_RATES = {
     "h100": Rates(67e12, 989e12, 3.35e12, "NVIDIA H100 datasheet, SXM5, without sparsity"),
     "a100": Rates(19.5e12, 312e12, 2.039e12, "NVIDIA A100 datasheet, 80GB SXM, without sparsity"),
     "rtx4090": Rates(82.6e12, 165.2e12, 1.008e12, "NVIDIA Ada GPU architecture whitepaper, FP16 with FP32 accumulate"),
+    "rtx3090": Rates(35.6e12, 71e12, 0.936e12, "NVIDIA Ampere GA102 whitepaper, FP16 with FP32 accumulate, dense"),
+    "l4": Rates(30.3e12, 121e12, 0.3e12, "NVIDIA L4 datasheet, without sparsity"),
+    "a10": Rates(31.2e12, 125e12, 0.6e12, "NVIDIA A10 datasheet, without sparsity"),
     "t4": Rates(8.1e12, 65e12, 0.32e12, "NVIDIA T4 datasheet"),
     "cpu": Rates(
         100e9,

@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, NamedTuple
 
+from rewrite.report.sizes import size_text
+
 CATEGORIES = ("parameter", "buffer", "input", "gradient", "saved", "temporary", "optimizer")
 """What a byte is held for. `saved`: made in the forward and alive when it ends."""
 
@@ -101,6 +103,13 @@ class Estimate:
     """Sentences: what else takes memory on such a device."""
     forward_calls: Mapping[str, int] = field(default_factory=dict)
     """How often each module's forward ran in the whole step, by module path (recompute included)."""
+
+    def __str__(self) -> str:
+        """The peak and where it is, and what is saved, in one line; `as_dict` has the rest."""
+        where = ", ".join(part for part in (self.peak.module_path, self.peak.node) if part)
+        at = f"{self.peak.phase}, {where}" if where else self.peak.phase
+        sizes = f"peak {size_text(self.peak_bytes)} in {at}; saved {size_text(self.saved_bytes)}"
+        return f"{sizes} (device {self.device}, optimizer {self.optimizer or 'none'})"
 
     def seconds(self, profile: str) -> float:
         """Time of the step's operators on a named device at its peak rates (`rates.PEAK_RATES`); raises KeyError.

@@ -126,8 +126,16 @@ class Chain:
         """The choice with the least recompute whose simulated peak is at most the budget; None when there is none."""
         if self.least_bytes > budget_bytes:
             return None
+        untouched = self.simulate([0] * len(self.links))
+        if untouched.peak_bytes <= budget_bytes and not self._gains:
+            return untouched
         found = [each for fixed in self._ties() if (each := self._best(budget_bytes, fixed)) is not None]
         return min(found, key=lambda each: (each.seconds, each.peak_bytes), default=None)
+
+    @property
+    def _gains(self) -> bool:
+        """Whether a piece has an option that is faster than its first."""
+        return any(option.seconds < link.options[0].seconds for link in self.links for option in link.options)
 
     def _ties(self) -> list[dict[str, int]]:
         """The joint choices for pieces that must take the same option."""

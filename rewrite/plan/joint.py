@@ -19,6 +19,7 @@ from rewrite.example import Example
 from rewrite.memory.timeline import Estimate
 from rewrite.plan.apply import apply_points
 from rewrite.plan.candidate import Candidate, Mix, mixes
+from rewrite.plan.chain import Simulation
 from rewrite.plan.ladder import RUNGS, TRUST
 from rewrite.plan.model import plan_model, plan_models
 from rewrite.plan.offers import applied, installed, offers, pipelines
@@ -272,12 +273,14 @@ class Joint:
     def frontier(self, points: int = 10) -> tuple[Priced, ...]:
         """The untouched step, then the least predicted time at peaks from that of the fastest plan to the lowest."""
         highest, lowest = self.base.before.peak_bytes, self.lowest_bytes
-        found = [_priced(highest, 1.0, (), ()), self._priced(highest)]
+        bounds = dict.fromkeys(range(len(self.candidates)), 0)
+        budgeted = _budgeted(highest, self.profile)
+        found = [_priced(highest, 1.0, (), ()), self._priced(highest, bounds, budgeted)]
         for left in range(points - 2, 0, -1):
             rest = found[-1].peak_bytes - lowest
             if rest <= 0:
                 break
-            found.append(self._priced(found[-1].peak_bytes - math.ceil(rest / left)))
+            found.append(self._priced(found[-1].peak_bytes - math.ceil(rest / left), bounds, budgeted))
         return tuple({each.peak_bytes: each for each in reversed(found)}.values())[::-1]
 
     def floor(self) -> Estimate:
@@ -289,19 +292,37 @@ class Joint:
         program, _ = apply_points(candidate.program.copy(), candidate.model.pieces, candidate.model.points(choice))
         return try_program(program, self.example)
 
-    def _priced(self, target: int) -> Priced:
-        found = []
-        for number, candidate in enumerate(self.candidates):
-            best = candidate.chain.best(target - self.off_bytes)
-            if best is not None:
-                ratio = (candidate.step_seconds + best.seconds) / self.step_seconds
-                found.append((self._shares(number, ratio), number, ratio, best))
-        _, number, ratio, best = min(found, key=lambda each: each[:2])
+    def _priced(self, target: int, bounds: dict[int, int], budgeted: Pass) -> Priced:
+        """The least predicted time at this peak, and its plan as `budgeted` would be told of it."""
+        number, best = self._least(target, bounds)
         candidate = self.candidates[number]
         passes = chosen = candidate.passes_of(best.choice)
         if candidate.recomputes(best.choice):
-            passes = (*chosen, _budgeted(target, self.profile))
+            told = budgeted.within(target, self.profile)
+            passes = chosen if told is None else (*chosen, told)
+        ratio = (candidate.step_seconds + best.seconds) / self.step_seconds
         return _priced(best.peak_bytes + self.off_bytes, ratio, chosen, passes)
+
+    def _least(self, target: int, bounds: dict[int, int]) -> tuple[int, Simulation]:
+        """The pipeline of the least time at this peak, by number, and what its pieces keep.
+
+        `bounds` are the times found at higher peaks: a pipeline takes no less at this one, so that one whose bound is
+        above the answer needs no solve (lazy evaluation, Minoux 1978). They are raised; what does not fit is left out.
+        """
+        queue: list[tuple[int, int, Simulation | None]] = [(shares, number, None) for number, shares in bounds.items()]
+        heapq.heapify(queue)
+        while True:
+            _, number, found = heapq.heappop(queue)
+            if found is not None:
+                return number, found
+            candidate = self.candidates[number]
+            best = candidate.chain.best(target - self.off_bytes)
+            if best is None:
+                del bounds[number]
+                continue
+            ratio = (candidate.step_seconds + best.seconds) / self.step_seconds
+            bounds[number] = self._shares(number, ratio)
+            heapq.heappush(queue, (bounds[number], number, best))
 
 
 def _priced(peak_bytes: int, time_ratio: float, chosen: Sequence[Pass], passes: Sequence[Pass]) -> Priced:

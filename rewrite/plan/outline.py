@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,7 +11,7 @@ from torch import fx, nn
 
 from rewrite import calls
 from rewrite.memory.rates import Rates
-from rewrite.plan.pieces import extract, graph_key, narrow_cuts
+from rewrite.plan.pieces import extract, graph_key, module_text, narrow_cuts, value_text
 from rewrite.plan.profile import Profile, profile_graph
 from rewrite.plan.rerun import is_effect
 from rewrite.plan.stage import Stage, example
@@ -119,6 +119,10 @@ class _Walk:
         """Storage -> number of the passing value."""
         self.held: list[Any] = []
         """Every tensor that passes, so that each storage stays its own."""
+        self.extracted: dict[Hashable, tuple[Kind, tuple[fx.Node, ...]]] = {}
+        """What was found of the same nodes in another instance of a region with equal layers and inputs."""
+        self.layers: dict[str, str] = {}
+        """Instance -> its layers as text."""
 
     def enter(self, region: Region, instance: str, given: Sequence[Any] | None) -> list[Any]:
         """The pieces of one run of a region; returns the leaves of its result."""
@@ -174,12 +178,9 @@ class _Walk:
         inside = set(nodes)
         returned = [node for node in nodes if node.op != "get_attr" and any(user not in inside for user in node.users)]
         once = frozenset(node.name for node in self._once(instance, nodes))
-        graph, sources = extract(nodes, values, returned, once)
-        module = self.stage.root.get_submodule(instance)
+        kind, sources = self._extracted(region, instance, nodes, values, returned, once)
         inputs = tuple(values[node] for node in sources)
         number = len(self.found.pieces)
-        passes_on = _pass_on(region, returned, inside)
-        kind = self._kind(graph, module, inputs, returned, passes_on)
         results = _anew(kind, inputs)
         values.update(zip(returned, results, strict=True))
         reads = tuple(place for value in inputs for place in self._number(value, None))
@@ -188,6 +189,30 @@ class _Walk:
             self.found.passing[place].readers.append(number)
         names = tuple(node.name for node in nodes)
         self.found.pieces.append(Piece(region.path, instance, names, once, kind, reads, makes))
+
+    def _extracted(
+        self,
+        region: Region,
+        instance: str,
+        nodes: list[fx.Node],
+        values: Mapping[fx.Node, Any],
+        returned: list[fx.Node],
+        once: frozenset[str],
+    ) -> tuple[Kind, tuple[fx.Node, ...]]:
+        """The kind of a piece, and the nodes that give its inputs."""
+        module = self.stage.root.get_submodule(instance)
+        if instance not in self.layers:
+            self.layers[instance] = module_text(module)
+        inside = set(nodes)
+        outside = dict.fromkeys(source for node in nodes for source in node.all_input_nodes if source not in inside)
+        given = tuple(value_text(values.get(node)) for node in outside)
+        alike = (nodes[0], nodes[-1], once, self.layers[instance], given)
+        if alike not in self.extracted:
+            graph, sources = extract(nodes, values, returned, once)
+            inputs = tuple(values[node] for node in sources)
+            kind = self._kind(graph, module, inputs, returned, _pass_on(region, returned, inside))
+            self.extracted[alike] = kind, sources
+        return self.extracted[alike]
 
     def _once(self, instance: str, nodes: Sequence[fx.Node]) -> Iterator[fx.Node]:
         for node in nodes:

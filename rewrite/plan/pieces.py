@@ -49,18 +49,25 @@ def _holds_tensors(value: Any) -> bool:
 
 def graph_key(graph: fx.Graph, module: nn.Module, inputs: Sequence[Any]) -> str:
     """Equal for pieces that are planned alike: the same nodes, run on the same kinds of layers and inputs."""
-    lines = [f"{[_tensor_text(tensor) for tensor in value_tensors(value)]}" for value in inputs]
+    lines = [value_text(value) for value in inputs]
     for node in graph.nodes:
         line = f"{node.name} {node.op} {target_text(node.target)} {argument_text((node.args, node.kwargs))}"
         if node.op == "call_module":
-            line += _module_text(module.get_submodule(str(node.target)))
+            line += module_text(module.get_submodule(str(node.target)))
         lines.append(line)
     return "\n".join(lines)
 
 
-def _module_text(module: nn.Module) -> str:
+def module_text(module: nn.Module) -> str:
+    """Equal for modules of equal layers in equal modes."""
     parameters = [_tensor_text(tensor) for tensor in (*module.parameters(), *module.buffers())]
     return f"{module!r} {[each.training for each in module.modules()]} {parameters}"
+
+
+def value_text(value: Any) -> str:
+    """Equal for values that are alike: of tensors their kinds, anything else itself."""
+    tensors = value_tensors(value)
+    return f"{[_tensor_text(tensor) for tensor in tensors]}" if tensors else repr(value)
 
 
 def _tensor_text(tensor: torch.Tensor) -> str:

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import rewrite
-from passes import Checkpoint
+from passes import Checkpoint, ChunkFFN
 from tests.cases.recomputed import recomputed
 from tests.zoo.plain import GatedBlock
 
@@ -52,6 +52,13 @@ def test_an_operator_is_no_selector(select: Any) -> None:
     """pytorch/pytorch#176065: an op packet, given as it is."""
     with pytest.raises(rewrite.RewriteError, match="select"):
         rewrite.optimize(Model(), [Checkpoint(select=select)], example_inputs=torch.randn(3, 8))
+
+
+@pytest.mark.parametrize("select", [7, ("layers.*", 7)])
+@pytest.mark.parametrize("kind", [Checkpoint, ChunkFFN])
+def test_a_selector_is_a_text(kind: Any, select: Any) -> None:
+    with pytest.raises(rewrite.PassError, match="takes a text or a tuple of texts, not"):
+        kind(select=select)
 
 
 @pytest.mark.parametrize("select", [(), ""])

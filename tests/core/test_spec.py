@@ -93,6 +93,7 @@ def test_options_equal_to_their_defaults_are_left_out() -> None:
 
 
 def test_a_pass_prints_as_its_spec() -> None:
+    assert str(Shrink(select=("layer.[0-5]", "[ab]"))) == 'shrink{select=[layer.[0-5],"[ab]"]}'
     assert str(Shrink(budget="6GiB", select=("a b", "c.*"))) == 'shrink{budget=6GiB,select=["a b",c.*]}'
 
 
@@ -109,6 +110,8 @@ def test_a_pass_prints_as_its_spec() -> None:
         ("shrink{ratio=2}", (Shrink(ratio=2.0),)),
         ("shrink{ratio=inf}", (Shrink(ratio=math.inf),)),
         ("shrink{select=encoder.*}", (Shrink(select=("encoder.*",)),)),
+        ("shrink{select=encoder.layer.[0-5]}", (Shrink(select=("encoder.layer.[0-5]",)),)),
+        ("shrink{select=[a.[0-5].b,c]}", (Shrink(select=("a.[0-5].b", "c")),)),
         ("shrink{select=[1,'b c']}", (Shrink(select=("1", "b c")),)),
         ("shrink{sizes=[[1,2],[3,4.5]]}", (Shrink(sizes=((1, 2.0), (3, 4.5))),)),
     ],
