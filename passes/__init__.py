@@ -6,5 +6,6 @@ from passes.checkpoint import Checkpoint as Checkpoint
 from passes.chunk_ffn import ChunkFFN as ChunkFFN
 from passes.chunk_loss import ChunkLoss as ChunkLoss
 from passes.detach_frozen import DetachFrozen as DetachFrozen
+from passes.mixed_precision import MixedPrecision as MixedPrecision
 
-__all__ = ["Checkpoint", "ChunkFFN", "ChunkLoss", "DetachFrozen"]
+__all__ = ["Checkpoint", "ChunkFFN", "ChunkLoss", "DetachFrozen", "MixedPrecision"]

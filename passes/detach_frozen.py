@@ -9,10 +9,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from rewrite import CUT, DETACH, KEEP, KEEP_STATE, RECOMPUTE, Change, Numerics, Pass, PassResult, Refusal
+from rewrite import CUT, DETACH, HELD, KEEP, KEEP_STATE, RECOMPUTE, Change, Numerics, Pass, PassResult, Refusal
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Collection, Sequence
 
     from torch.fx import Node
 
@@ -25,6 +25,10 @@ NOTHING = "no frozen weight is read before the first trained one: freeze some fi
 class DetachFrozen(Pass):
     """Run the frozen part without autograd and never again in the backward."""
 
+    eval_mode: bool = False
+    """Hold the modules of the frozen part, and frozen batch norms wherever they are, in eval mode through `train()`:
+    their dropout stays off and their statistics stay as they are. Loss and gradients are then those of the model with
+    these modules in eval mode, and the random numbers of the rest are others than with their dropout on."""
     cut: bool = False
     """Let gradients end at frozen blocks and modules that run after something trained, which then gets none from
     there. Otherwise such a frozen part is left as it is."""
@@ -39,9 +43,19 @@ class DetachFrozen(Pass):
         cut, lost, refusals = self._cuts(program)
         made = [_tag(program, region, nodes, lost) for region, nodes in zip(program.regions, cut, strict=True)]
         changes = [change for change in made if change is not None]
+        changes += _held(program) if self.eval_mode else []
         if program.metadata.get("first", True) and not changes and not refusals and not _is_tagged(program):
             refusals.append(Refusal("", NOTHING))
         return PassResult(program, bool(changes), tuple(changes), tuple(refusals))
+
+    def holds(self, program: Program) -> Collection[str]:
+        """The modules of the frozen part, for every instance that runs them."""
+        if not self.eval_mode:
+            return ()
+        from passes.held_modules import held_modules
+
+        found = [(region, path) for region, paths in held_modules(program) for path in paths]
+        return {each + path[len(region.path) :] for region, path in found for each in region.instances}
 
     def _cuts(self, program: Program) -> tuple[list[frozenset[Node]], list[str], list[Refusal]]:
         """For each region, nodes at which gradients end; what gets none through them; what is left as it is."""
@@ -85,6 +99,19 @@ def _tag(program: Program, region: Region, cut: frozenset[Node], lost: Sequence[
     if cut:
         summary += f"; gradients end here, and {', '.join(lost) or 'nothing that is trained'} gets none through it"
     return Change(region.path, summary, region.instances, tuple(dict.fromkeys(node.name for node in changed)))
+
+
+def _held(program: Program) -> list[Change]:
+    """Tag the nodes of modules that are in eval mode now, and name these modules."""
+    from passes.held_modules import held_modules
+
+    changes = []
+    for region, found in held_modules(program):
+        nodes = [node for run in found.values() for node in run if _set(node, HELD, True)]
+        if nodes:
+            summary = f"held in eval mode through train(): {', '.join(found)}"
+            changes.append(Change(region.path, summary, region.instances, tuple(node.name for node in nodes)))
+    return changes
 
 
 def _set(node: Node, tag: str, value: Any) -> bool:

@@ -27,26 +27,33 @@ OPENERS = ("set_grad_enabled", "enter_autocast")
 class FrozenPart:
     """The frozen nodes of one region of a program."""
 
-    def __init__(self, program: Program, region: Region, cut: Collection[Node] = ()) -> None:
-        """`cut` are nodes that are to depend on nothing, though gradients go through them."""
+    def __init__(self, program: Program, region: Region, cut: Collection[Node] = (), *, in_order: bool = True) -> None:
+        """`cut` are nodes that are to depend on nothing, though gradients go through them.
+
+        With `in_order=False` frozen nodes count that draw random numbers after something trained has.
+        """
+        self.in_order = in_order
         self.region = region
         self.cut = frozenset(cut)
         self.holders = _around(program)
         self.all = list(region.nodes())
-        self.nodes = self._settled()
+        self.clean = self._settled()
+        """Every frozen node."""
+        self.nodes = tuple(node for node in self.all if node in self.clean and self._may_be_tagged(node))
         """Those that call something, in graph order; not calls of modules in which others have code of their own."""
 
     def reads_weights(self) -> bool:
         """Whether a frozen weight is part of it: masks and positions alone are not worth a word."""
         return any(_weights(self.region, node) for node in self.nodes)
 
-    def _settled(self) -> tuple[Node, ...]:
+    def _settled(self) -> set[Node]:
         out: set[Node] = set()
         while True:
             clean = self._clean(out)
-            more = {*self._written(clean), *self._drawn(clean), *self._split_spans(clean)} & clean
+            drawn = self._drawn(clean) if self.in_order else []
+            more = {*self._written(clean), *drawn, *self._split_spans(clean)} & clean
             if not more:
-                return tuple(node for node in self.all if node in clean and self._may_be_tagged(node))
+                return clean
             out |= more
 
     def _clean(self, out: set[Node]) -> set[Node]:

@@ -60,6 +60,7 @@ if TYPE_CHECKING:
     from rewrite.selectors import matches as matches
     from rewrite.tags import CUT as CUT
     from rewrite.tags import DETACH as DETACH
+    from rewrite.tags import HELD as HELD
     from rewrite.tags import KEEP as KEEP
     from rewrite.tags import KEEP_STATE as KEEP_STATE
     from rewrite.tags import ORIGIN as ORIGIN
@@ -87,7 +88,7 @@ _HOMES = {
     "rewrite.program": ("Opaque", "Program", "Region"),
     "rewrite.report.sizes": ("parse_bytes", "size_text"),
     "rewrite.selectors": ("matches",),
-    "rewrite.tags": ("CUT", "DETACH", "KEEP", "KEEP_STATE", "ORIGIN", "RECOMPUTE"),
+    "rewrite.tags": ("CUT", "DETACH", "HELD", "KEEP", "KEEP_STATE", "ORIGIN", "RECOMPUTE"),
     "rewrite.verify": ("verify",),
 }  # fmt: skip
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}

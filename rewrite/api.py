@@ -15,6 +15,7 @@ from rewrite.contract import Change, Numerics, Pass, Refusal, loosest
 from rewrite.diff.compare import compare
 from rewrite.diff.model import GraphDiff
 from rewrite.emit.forward import RegionForward
+from rewrite.emit.held import release
 from rewrite.emit.rewriting import Rewriting
 from rewrite.emit.tree import copy_tree
 from rewrite.errors import CaptureError, InputError, ModelError
@@ -105,6 +106,7 @@ def capture(model: nn.Module, example_inputs: Any) -> Program:
 def remove(model: nn.Module) -> None:
     """Take a rewrite off again, in place: every module runs its original forward."""
     for module in model.modules():
+        release(module)
         forward = vars(module).get("forward")
         if isinstance(forward, RegionForward):
             vars(module).pop("forward")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import abc
 import enum
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
@@ -79,6 +79,14 @@ class Pass(abc.ABC):
         """Passes of this kind that the planner should try on `program`, with options that suit it; cheap to find.
 
         None by default: a pass then runs only where it is named.
+        """
+        return ()
+
+    def holds(self, program: Program) -> Collection[str]:
+        """Paths of the modules that are to stay in eval mode, whatever `train()` says; none by default.
+
+        Asked before the passes run. The call is captured once more when it changes a module's mode, so what it answers
+        must not depend on modes. A module held before, and not named for a program that runs it, is released.
         """
         return ()
 

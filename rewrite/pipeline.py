@@ -49,11 +49,13 @@ class PipelineResult:
 def run(program: Program, passes: Sequence[Pass], observers: Sequence[Observer] = ()) -> PipelineResult:
     """Apply `passes` in order; each gets a copy of the program before it, so `program` stays as it is.
 
+    A pass that sets the precision goes before the others.
+
     Raises `ContractError` when a pass does other than it says, `PassCrashError` when it raises an error of its own;
     a `RewriteError` raised by a pass goes through as it is.
     """
     steps: list[Step] = []
-    for pass_ in passes:
+    for pass_ in sorted(passes, key=lambda each: each.precision() is None):
         for observer in observers:
             observer.before(pass_, program)
         started = time.perf_counter()

@@ -22,7 +22,10 @@ recompute segment the segment has its way."""
 CUT = "cut"
 """Value of `DETACH`: without autograd whatever its inputs need."""
 
-TAGS = (RECOMPUTE, KEEP, KEEP_STATE, DETACH)
+HELD = "held"
+"""True for a node of a module that is held in eval mode. It tells what was done before the capture."""
+
+TAGS = (RECOMPUTE, KEEP, KEEP_STATE, DETACH, HELD)
 """Every key through which passes decide; all else in `node.meta` is what capture recorded."""
 
 ORIGIN = "origin"

@@ -14,6 +14,8 @@ from rewrite.certificate import Row as Row
 from rewrite.comparison import compare, structure
 from rewrite.contract import Numerics, loosest
 from rewrite.emit.forward import RegionForward
+from rewrite.emit.held import hold, is_held
+from rewrite.emit.tree import copy_tree
 from rewrite.errors import InputError, VerifyError
 from rewrite.inputs import as_call
 from rewrite.observation import observe, tensors
@@ -42,6 +44,8 @@ def verify(
     numerics: what to hold the rewrite to; None for what its passes declare.
     low: the precision that `Numerics.REDUCED` computes in.
 
+    Modules that a pass holds in eval mode are in eval mode in the original too, while it is compared.
+
     Both modules are left as they were: gradients, buffers, modes, random streams. Raises `VerifyError` when a
     module holds no numbers (meta device) and `InputError` when the original cannot run the inputs.
     """
@@ -49,6 +53,7 @@ def verify(
         _require_numbers(module)
     numerics = numerics or declared_numerics(rewritten)
     rows, cases, skipped = list(structure(original, rewritten)), [], []
+    original = holding_alike(original, rewritten)
     calls = [as_call(example_inputs)]
     calls += [call for call in [another_batch(calls[0])] if call is not None]
     for position, (train, seed) in itertools.product(range(len(calls)), itertools.product((True, False), seeds)):
@@ -77,6 +82,17 @@ def declared_numerics(module: nn.Module) -> Numerics:
     """What the passes that made `module` promise; exact for a module that no pass made."""
     forward = vars(module).get("forward")
     return loosest(forward.rewriting.passes) if isinstance(forward, RegionForward) else Numerics.EXACT
+
+
+def holding_alike(original: nn.Module, rewritten: nn.Module) -> nn.Module:
+    """The original with those modules in eval mode that the rewritten one holds there."""
+    held = [path for path, module in rewritten.named_modules() if is_held(module)]
+    if not held:
+        return original
+    made = copy_tree(original)
+    for path in held:
+        hold(made.get_submodule(path))
+    return made
 
 
 def another_batch(call: Call) -> Call | None:

@@ -89,7 +89,7 @@ def differing_attributes(modules: list[nn.Module]) -> set[tuple[str, str]]:
 
 def plain_attributes(module: nn.Module) -> dict[tuple[str, str], Any]:
     """Attributes of the module and all below it that are not torch's own book-keeping."""
-    book_keeping = nn.Module().__dict__.keys() | {"forward"}
+    book_keeping = nn.Module().__dict__.keys() | {"forward", "train"}
     found: dict[tuple[str, str], Any] = {}
     for path, inner in module.named_modules():
         found |= {(path, name): value for name, value in vars(inner).items() if name not in book_keeping}

@@ -11,7 +11,7 @@ from torch import nn
 from rewrite import calls
 from rewrite.capture.structure import PRIMITIVES, Structure, flags, has_hooks, members
 
-BOOK_KEEPING = frozenset(vars(nn.Module())) | {"forward", "_replicate_for_data_parallel"}
+BOOK_KEEPING = frozenset(vars(nn.Module())) | {"forward", "train", "_replicate_for_data_parallel"}
 MAX_ITEMS = 64
 """Longer lists and dicts of a module are taken to be data, not options."""
 

@@ -16,6 +16,7 @@ from rewrite import calls
 from rewrite.capture.intercept import capturing
 from rewrite.capture.surroundings import ambient
 from rewrite.capture.watch import Watch
+from rewrite.emit.ownership import owning
 from rewrite.readers import Reader
 from rewrite.recompute import nesting
 
@@ -95,6 +96,15 @@ class RegionForward:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if capturing():
             return self.original(*args, **kwargs)
+        if self.rewriting.precision is None:
+            return self.run(args, kwargs)
+        with owning(self.rewriting) as outermost:
+            if outermost and self.path == "":
+                args, kwargs = self.rewriting.entering(args, kwargs)
+            return self.run(args, kwargs)
+
+    def run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """The region's results, by the code for this kind of call or by the original."""
         expected, self.expected = self.expected, None
         again = nesting.chosen_before()
         if again is nesting.NOTHING:
@@ -124,6 +134,13 @@ class RegionForward:
 
     def prepare(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Have code for this kind of call, as the call itself would, without running it."""
+        if self.rewriting.precision is None:
+            self._prepare(args, kwargs)
+            return
+        with owning(self.rewriting):
+            self._prepare(*(self.rewriting.entering(args, kwargs) if self.path == "" else (args, kwargs)))
+
+    def _prepare(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         parts = calls.split((args, kwargs))
         key = (parts.skeleton, ambient(), self.flags())
         if self.find(key, parts.leaves) is None:

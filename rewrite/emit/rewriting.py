@@ -21,6 +21,7 @@ from rewrite.capture.watch import Watch
 from rewrite.contract import Pass
 from rewrite.emit.code import compile_graph
 from rewrite.emit.forward import RegionForward, Variant
+from rewrite.emit.held import hold_below
 from rewrite.emit.segments import fold_segments
 from rewrite.errors import CaptureError
 from rewrite.example import Example
@@ -29,6 +30,9 @@ from rewrite.readers import leaf_reader
 
 MAX_VARIANTS = 16
 """Kinds of calls that one region has code for; further kinds run the original forward."""
+
+Key = tuple[Hashable, ...]
+"""Skeleton of the arguments, ambient state, flags."""
 
 log = logging.getLogger("rewrite")
 
@@ -121,6 +125,8 @@ class Rewriting:
     def rewrite(self, path: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> pipeline.PipelineResult:
         """Capture the module at `path` for this kind of call, apply the passes, and install the code."""
         program = self.program(path, self.capture(path, args, kwargs))
+        if self.hold(program):
+            program = self.program(path, self.capture(path, args, kwargs))
         trains = path == "" and self.root.training and torch.is_grad_enabled()
         example = Example(self.root if trains else None, args, kwargs, self.optimizer, self.device)
         program = replace(program, metadata={**program.metadata, "example": example})
@@ -138,6 +144,11 @@ class Rewriting:
             self.without_graph.add((path, self.region_flags(self.root.get_submodule(path), path)))
         self.emit(result.program)
         return result
+
+    def hold(self, program: Program) -> bool:
+        """Have the modules in eval mode that the passes say; whether any changed its mode."""
+        wanted = {path for each in self.passes for path in each.holds(program)}
+        return hold_below(self.root, wanted, [path for region in program.regions for path in region.instances])
 
     def program(self, path: str, capture: Capture) -> Program:
         taken = {path for captured in capture.regions for path in captured.instances}
@@ -192,7 +203,7 @@ class Rewriting:
         )
 
     def capture_miss(
-        self, forward: RegionForward, args: tuple[Any, ...], kwargs: dict[str, Any], key: Hashable, leaves: list[Any]
+        self, forward: RegionForward, args: tuple[Any, ...], kwargs: dict[str, Any], key: Key, leaves: list[Any]
     ) -> Variant | None:
         """Make code for a kind of call that has none; None if the original forward is to run."""
         if not self._worth_capturing(forward, key, leaves):
@@ -205,7 +216,7 @@ class Rewriting:
                 log.warning("%s\nThe original forward runs in its place.", error)
             finally:
                 self.missed = outer
-        variant = forward.find(key, leaves)
+        variant = forward.find((*key[:2], forward.flags()), leaves)  # modules may be held in eval mode since
         if variant is None:
             self.failed.add((forward.path, key))
         return variant

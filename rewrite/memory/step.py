@@ -13,6 +13,7 @@ import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+from rewrite import weight_casts
 from rewrite.capture.answers import SHADOW_ELEMENTS, Answers
 from rewrite.errors import InputError
 from rewrite.inputs import as_call
@@ -100,6 +101,8 @@ def _run(
         return (), "none: the forward alone was run", events
     loss, meaning = pick_loss(module(*args, **kwargs))
     held = tracker.owner(loss)
+    for copy in weight_casts.copies():
+        tracker.set_category(copy, "parameter")
     saved = tuple(storage for storage in tracker.alive() if storage.category == "temporary" and storage is not held)
     for storage in saved:
         storage.category = "saved"

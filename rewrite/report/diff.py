@@ -83,7 +83,7 @@ def _hunk_lines(hunk: Hunk, width: int, *, full: bool) -> Iterator[Text]:
 
 def sorted_out(lines: Iterable[NodeLine], *, full: bool) -> tuple[list[NodeLine], list[NodeLine]]:
     """The lines to show, and the changed ones too small to show one by one."""
-    counted = ("recompute", "detach")
+    counted = ("recompute", "detach", "held")
     told = [line for line in lines if line.action not in counted and (full or line.mark != " " or line.after_bytes)]
     least = SMALL * sum(max(line.before_bytes, line.after_bytes) for line in told)
     large = [line for line in told if full or _is_large(line, least)]

@@ -1,0 +1,78 @@
+"""What a node calls, by the name under which the precision lists know it, and the tensors it gives."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from passes.spans import function_name
+
+if TYPE_CHECKING:
+    from torch.fx import Node
+
+    from rewrite import Region
+
+SYNONYMS = {
+    "truediv": "div", "true_divide": "div", "divide": "div", "multiply": "mul", "subtract": "sub", "bmatmul": "matmul",
+    "rtruediv": "div", "rmul": "mul", "radd": "add", "rmatmul": "matmul", "rpow": "pow", "iadd": "add", "isub": "sub",
+    "imul": "mul", "itruediv": "div", "swapdims": "swapaxes", "moveaxis": "movedim", "repeat_kv": "repeat",
+    "special_softmax": "softmax", "special_log_softmax": "log_softmax", "linalg_norm": "norm", "half_to_float": "float",
+}  # fmt: skip
+CASTS = frozenset({"to", "float", "half", "bfloat16", "double", "type", "type_as"})
+PROMOTING = frozenset({"add", "sub", "mul", "div", "maximum", "minimum", "where", "lerp", "eq", "ne", "lt", "le", "gt",
+                       "ge"})  # fmt: skip
+"""Elementwise operators that compute, and give, the widest dtype among their operands."""
+
+
+def operator_name(region: Region, node: Node) -> str:
+    """`add` for `a + b`, `torch.add` and `a.add(b)`; `nn.Linear` for a layer of torch, the class name for another."""
+    if node.op == "call_module":
+        kind = type(region.called(node))
+        return f"nn.{kind.__name__}" if kind.__module__.startswith("torch.nn.") else kind.__name__
+    if node.op not in ("call_function", "call_method"):
+        return ""
+    name = function_name(node)
+    if name == "getattr":
+        return str(node.args[1]) if len(node.args) > 1 else name
+    bare = name.strip("_")
+    return SYNONYMS.get(bare, bare)
+
+
+def tensor_leaves(value: Any) -> Iterator[Any]:
+    """The tensors inside a node's value."""
+    if hasattr(value, "untyped_storage"):
+        yield value
+    elif isinstance(value, (tuple, list)):
+        for item in value:
+            yield from tensor_leaves(item)
+    elif isinstance(value, dict):
+        for item in value.values():
+            yield from tensor_leaves(item)
+
+
+def float_leaves(node: Node) -> list[Any]:
+    """The floating-point tensors that a node gives."""
+    return [leaf for leaf in tensor_leaves(node.meta.get("val")) if leaf.is_floating_point()]
+
+
+def is_wide(node: Node) -> bool:
+    """Whether a node gives fp32, and no other floating-point numbers."""
+    found = float_leaves(node)
+    return bool(found) and all(str(leaf.dtype) == "torch.float32" for leaf in found)
+
+
+def is_cast(region: Region, node: Node) -> bool:
+    """Whether a node may change the dtype of one tensor and does nothing else."""
+    return node.op == "call_method" and operator_name(region, node) in CASTS and hasattr(node.meta.get("val"), "dtype")
+
+
+def sources(node: Node) -> list[Node]:
+    """The nodes whose floating-point tensors a node takes."""
+    return [source for source in node.all_input_nodes if float_leaves(source)]
+
+
+def constants(node: Node) -> Iterator[float]:
+    """The Python numbers among a node's arguments that are computed with."""
+    for argument in (*node.args, *node.kwargs.values()):
+        if isinstance(argument, float):
+            yield argument
