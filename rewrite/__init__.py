@@ -52,11 +52,14 @@ if TYPE_CHECKING:
     from rewrite.planning import find_batch as find_batch
     from rewrite.planning import fit as fit
     from rewrite.planning import plan as plan
+    from rewrite.precision import Precision as Precision
     from rewrite.program import Opaque as Opaque
     from rewrite.program import Program as Program
     from rewrite.program import Region as Region
     from rewrite.report.sizes import parse_bytes as parse_bytes
     from rewrite.report.sizes import size_text as size_text
+    from rewrite.scaling import full_precision_state as full_precision_state
+    from rewrite.scaling import loss_scaler as loss_scaler
     from rewrite.selectors import matches as matches
     from rewrite.tags import CUT as CUT
     from rewrite.tags import DETACH as DETACH
@@ -66,6 +69,7 @@ if TYPE_CHECKING:
     from rewrite.tags import ORIGIN as ORIGIN
     from rewrite.tags import RECOMPUTE as RECOMPUTE
     from rewrite.verify import verify as verify
+    from rewrite.weight_casts import cast_weight as cast_weight
 
 _HOMES = {
     "rewrite.api": ("Report", "capture", "diff", "estimate", "optimize", "remove", "report"),
@@ -81,6 +85,9 @@ _HOMES = {
     "rewrite.memory.timeline": ("Estimate",),
     "rewrite.optim.build": ("optimizer",),
     "rewrite.optim.convert": ("convert_optimizer_state",),
+    "rewrite.precision": ("Precision",),
+    "rewrite.scaling": ("full_precision_state", "loss_scaler"),
+    "rewrite.weight_casts": ("cast_weight",),
     "rewrite.plan.document": ("Plan",),
     "rewrite.plan.fit": ("Fit",),
     "rewrite.planning": ("find_batch", "fit", "plan"),

@@ -16,6 +16,8 @@ from rewrite.diff.compare import compare
 from rewrite.diff.model import GraphDiff
 from rewrite.emit.forward import RegionForward
 from rewrite.emit.held import release
+from rewrite.emit.low_weights import hold_low
+from rewrite.emit.ownership import owning
 from rewrite.emit.rewriting import Rewriting
 from rewrite.emit.tree import copy_tree
 from rewrite.errors import CaptureError, InputError, ModelError
@@ -73,6 +75,9 @@ def optimize(
         rewriting.choose = saved
     if budget is not None:
         rewriting.choose = chooser(budget, chosen, profile=profile, allow=allow)
+    precision = rewriting.precision
+    low = precision is not None and precision.low_weights
+    widen = hold_low(target, getattr(torch, precision.dtype)) if low and precision else _nothing
     try:
         rewriting.install("")
         for path in rewriting.blocks().blocks:
@@ -85,14 +90,20 @@ def optimize(
     except BaseException:
         if inplace:
             remove(target)
+            widen()
         raise
     return cast(Model, target)
 
 
+def _nothing() -> None:
+    """What is to be undone where nothing was done."""
+
+
 def _rewrite(rewriting: Rewriting, example_inputs: Any) -> None:
     args, kwargs = as_call(example_inputs)
-    with torch.enable_grad():
-        rewriting.rewrite("", args, kwargs)
+    own = contextlib.nullcontext() if rewriting.precision is None else owning(rewriting)
+    with torch.enable_grad(), own:
+        rewriting.rewrite("", *rewriting.entering(args, kwargs))
 
 
 def capture(model: nn.Module, example_inputs: Any) -> Program:

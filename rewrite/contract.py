@@ -8,6 +8,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
+from rewrite.precision import Precision
 from rewrite.spec import render_pass
 
 if TYPE_CHECKING:
@@ -89,6 +90,14 @@ class Pass(abc.ABC):
         must not depend on modes. A module held before, and not named for a program that runs it, is released.
         """
         return ()
+
+    def precision(self) -> Precision | None:
+        """The precision this pass has the model compute in; None, by default, for a pass that casts nothing.
+
+        A pass with one runs before all others, wherever it is named: what they cut or recompute has its casts by then.
+        The rewritten model then keeps to it, under an autocast of the caller's too.
+        """
+        return None
 
     def within(self, budget: str | int, profile: str | None) -> Pass | None:
         """This pass told to choose what to keep so that a step fits `budget`, priced by a device profile's rates.

@@ -22,9 +22,11 @@ from rewrite.contract import Pass
 from rewrite.emit.code import compile_graph
 from rewrite.emit.forward import RegionForward, Variant
 from rewrite.emit.held import hold_below
+from rewrite.emit.low_weights import lowered
 from rewrite.emit.segments import fold_segments
 from rewrite.errors import CaptureError
 from rewrite.example import Example
+from rewrite.precision import Precision
 from rewrite.program import Opaque, Program, Region
 from rewrite.readers import leaf_reader
 
@@ -65,6 +67,21 @@ class Rewriting:
         self.results: list[pipeline.PipelineResult] = []
         """One for each capture, the first from the example inputs."""
         self.before: list[Program] = []
+
+    # Precision.
+
+    @property
+    def precision(self) -> Precision | None:
+        """What the passes have the model compute in, if any of them casts."""
+        return next((found for each in self.passes if (found := each.precision()) is not None), None)
+
+    def entering(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """The arguments of the model's call as its weights need them."""
+        precision = self.precision
+        if precision is None or not precision.low_weights:
+            return args, kwargs
+        dtype = getattr(torch, precision.dtype)
+        return lowered(args, dtype), lowered(kwargs, dtype)
 
     # Structure.
 
