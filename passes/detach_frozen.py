@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from rewrite import Program, Region
 
-NOTHING = "no frozen weight is read before the first trained one: freeze some first, with requires_grad_(False)"
+NOTHING = "no frozen weight is read before the first trained one: freeze some first, with rewrite.freeze(model, ...)"
 
 
 @dataclass(frozen=True)

@@ -42,6 +42,8 @@ if TYPE_CHECKING:
     from rewrite.errors import SelectorError as SelectorError
     from rewrite.errors import SpecError as SpecError
     from rewrite.errors import VerifyError as VerifyError
+    from rewrite.freezing import Frozen as Frozen
+    from rewrite.freezing import freeze as freeze
     from rewrite.memory.timeline import Estimate as Estimate
     from rewrite.optim.build import optimizer as optimizer
     from rewrite.optim.convert import convert_optimizer_state as convert_optimizer_state
@@ -82,6 +84,7 @@ _HOMES = {
     ),
     "rewrite.deferred": ("autocast_now", "defer", "dropped"),
     "rewrite.diff.model": ("GraphDiff",),
+    "rewrite.freezing": ("Frozen", "freeze"),
     "rewrite.memory.timeline": ("Estimate",),
     "rewrite.optim.build": ("optimizer",),
     "rewrite.optim.convert": ("convert_optimizer_state",),

@@ -74,7 +74,7 @@ def test_a_model_without_frozen_weights_is_left_alone() -> None:
     assert not result.modified
     (refusal,) = result.refusals
     assert refusal.reason == (
-        "no frozen weight is read before the first trained one: freeze some first, with requires_grad_(False)"
+        "no frozen weight is read before the first trained one: freeze some first, with rewrite.freeze(model, ...)"
     )
 
 
