@@ -7,5 +7,6 @@ from passes.chunk_ffn import ChunkFFN as ChunkFFN
 from passes.chunk_loss import ChunkLoss as ChunkLoss
 from passes.detach_frozen import DetachFrozen as DetachFrozen
 from passes.mixed_precision import MixedPrecision as MixedPrecision
+from passes.quantize_frozen import QuantizeFrozen as QuantizeFrozen
 
-__all__ = ["Checkpoint", "ChunkFFN", "ChunkLoss", "DetachFrozen", "MixedPrecision"]
+__all__ = ["Checkpoint", "ChunkFFN", "ChunkLoss", "DetachFrozen", "MixedPrecision", "QuantizeFrozen"]

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from rewrite.contract import Numerics as Numerics
     from rewrite.contract import Pass as Pass
     from rewrite.contract import PassResult as PassResult
+    from rewrite.contract import Preparation as Preparation
     from rewrite.contract import Refusal as Refusal
     from rewrite.deferred import autocast_now as autocast_now
     from rewrite.deferred import defer as defer
@@ -70,13 +71,14 @@ if TYPE_CHECKING:
     from rewrite.tags import KEEP_STATE as KEEP_STATE
     from rewrite.tags import ORIGIN as ORIGIN
     from rewrite.tags import RECOMPUTE as RECOMPUTE
+    from rewrite.tags import STORE as STORE
     from rewrite.verify import verify as verify
     from rewrite.weight_casts import cast_weight as cast_weight
 
 _HOMES = {
     "rewrite.api": ("Report", "capture", "diff", "estimate", "optimize", "remove", "report"),
     "rewrite.certificate": ("Certificate",),
-    "rewrite.contract": ("Change", "Numerics", "Pass", "PassResult", "Refusal"),
+    "rewrite.contract": ("Change", "Numerics", "Pass", "PassResult", "Preparation", "Refusal"),
     "rewrite.errors": (
         "BudgetError", "CaptureError", "ContractError", "DeferredError", "InputError", "ModelError",
         "OptimizerError", "PassError", "PlanError", "RecomputeError", "RewriteError", "SelectorError", "SpecError",
@@ -98,7 +100,7 @@ _HOMES = {
     "rewrite.program": ("Opaque", "Program", "Region"),
     "rewrite.report.sizes": ("parse_bytes", "size_text"),
     "rewrite.selectors": ("matches",),
-    "rewrite.tags": ("CUT", "DETACH", "HELD", "KEEP", "KEEP_STATE", "ORIGIN", "RECOMPUTE"),
+    "rewrite.tags": ("CUT", "DETACH", "HELD", "KEEP", "KEEP_STATE", "ORIGIN", "RECOMPUTE", "STORE"),
     "rewrite.verify": ("verify",),
 }  # fmt: skip
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}

@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, TypeVar, cast
 
 import torch
 from torch import nn
 
 from rewrite import pipeline, registry, spec
-from rewrite.contract import Change, Numerics, Pass, Refusal, loosest
+from rewrite.contract import Change, Numerics, Pass, Preparation, Refusal, loosest
 from rewrite.diff.compare import compare
 from rewrite.diff.model import GraphDiff
 from rewrite.emit.forward import RegionForward
 from rewrite.emit.held import release
 from rewrite.emit.low_weights import hold_low
 from rewrite.emit.ownership import owning
+from rewrite.emit.preparing import prepare, settled, undo
 from rewrite.emit.rewriting import Rewriting
 from rewrite.emit.tree import copy_tree
 from rewrite.errors import CaptureError, InputError, ModelError
@@ -75,6 +76,8 @@ def optimize(
         rewriting.choose = saved
     if budget is not None:
         rewriting.choose = chooser(budget, chosen, profile=profile, allow=allow)
+    prepared = prepare(target, chosen if saved is None else saved.passes())
+    rewriting.prepared = settled(prepared)
     precision = rewriting.precision
     low = precision is not None and precision.low_weights
     widen = hold_low(target, getattr(torch, precision.dtype)) if low and precision else _nothing
@@ -90,6 +93,7 @@ def optimize(
     except BaseException:
         if inplace:
             remove(target)
+            undo(prepared)
             widen()
         raise
     return cast(Model, target)
@@ -160,15 +164,17 @@ def diff(
         raise CaptureError(
             name or type(model).__name__, "its forward left no graph", "give inputs that its forward accepts"
         )
+    replaced = any(each.replaced for each in told.prepared.values())
+    captured = capture(model, example_inputs) if replaced else told.before
     untouched = Rewriting(copy_tree(model), (), {})
-    untouched.emit(told.before)
+    untouched.emit(captured)
     with progress("running a step before"):
         before = estimate(untouched.root, example_inputs, optimizer=optimizer, device=device)
     with progress("running a step after"):
         after = estimate(rewritten, example_inputs, optimizer=optimizer, device=device)
     priced = profile or ("cpu" if before.device == "cpu" else "h100")
     title = name or type(model).__name__
-    return compare(title, told.before, told.after, before, after, told.steps, profile=priced)
+    return compare(title, captured, told.after, before, after, told.steps, profile=priced)
 
 
 @dataclass(frozen=True)
@@ -181,6 +187,8 @@ class Report:
     steps: tuple[pipeline.Step, ...]
     opaque: tuple[Opaque, ...]
     passes: tuple[Pass, ...]
+    prepared: Mapping[str, Preparation] = field(default_factory=dict)
+    """What each pass did to the modules before the first capture, by its spec text."""
 
     @property
     def numerics(self) -> Numerics:
@@ -220,6 +228,7 @@ def report(model: nn.Module) -> Report:
         first.steps if first else (),
         rewriting.opaque,
         rewriting.passes,
+        rewriting.prepared,
     )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -31,13 +31,22 @@ def compare(expected: Observation, found: Observation, tolerance: Tolerance, cas
         yield Row(path, "hook", other == count, case=case, note=note)
 
 
-def structure(original: nn.Module, rewritten: nn.Module) -> Iterator[Row]:
-    """State dict keys, the identity of parameters, and ties."""
-    keys, other_keys = list(original.state_dict()), list(rewritten.state_dict())
+def structure(original: nn.Module, rewritten: nn.Module, replaced: Collection[str] = ()) -> Iterator[Row]:
+    """State dict keys, the identity of parameters, and ties, but for what is in `replaced` modules."""
+    if replaced:
+        note = f"{len(replaced)} modules hold other weights; compared with a model that has these"
+        yield Row("weights", "structure", True, note=note)
+
+    def kept(name: str) -> bool:
+        return not any(name.startswith(f"{path}.") for path in replaced)
+
+    keys, other_keys = list(filter(kept, original.state_dict())), list(filter(kept, rewritten.state_dict()))
     note = "" if keys == other_keys else _listed("keys or their order differ", set(keys) ^ set(other_keys))
     yield Row("state_dict keys", "structure", keys == other_keys, note=note)
-    theirs = dict(rewritten.named_parameters(remove_duplicate=False))
-    ours = dict(original.named_parameters(remove_duplicate=False))
+    theirs, ours = (
+        {name: parameter for name, parameter in module.named_parameters(remove_duplicate=False) if kept(name)}
+        for module in (rewritten, original)
+    )
     ties = _ties(ours) == _ties(theirs)
     yield Row("tied parameters", "structure", ties, note="" if ties else "other names share a parameter")
     apart = [name for name, parameter in ours.items() if theirs.get(name) is not parameter]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import abc
 import enum
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
@@ -12,6 +12,8 @@ from rewrite.precision import Precision
 from rewrite.spec import render_pass
 
 if TYPE_CHECKING:
+    from torch import nn
+
     from rewrite.program import Program
 
 
@@ -49,6 +51,22 @@ class Refusal:
     source: str = ""
 
 
+def _nothing() -> None:
+    """Undoes what was not done."""
+
+
+@dataclass(frozen=True)
+class Preparation:
+    """What `Pass.prepare` did to the modules of a model."""
+
+    replaced: tuple[str, ...] = ()
+    """Paths of the modules in whose place others stand, with parameters of their own."""
+    refusals: tuple[Refusal, ...] = ()
+    """For `apply` to hand on."""
+    undo: Callable[[], None] = _nothing
+    """Puts every module back."""
+
+
 @dataclass(frozen=True)
 class PassResult:
     """What `Pass.apply` answers."""
@@ -72,6 +90,16 @@ class Pass(abc.ABC):
     """Command-line name: the class name in kebab case."""
     numerics: ClassVar[Numerics]
 
+    def prepare(self, model: nn.Module) -> Preparation:
+        """Replace modules of `model`, which is then captured as it is; nothing by default.
+
+        `model` is the copy that is to be rewritten, or the user's own with `inplace=True`: what is replaced must be
+        undone by what this returns. A module that stands in the place of another has its `reference()`, an ordinary
+        module that computes the same, for `verify` to compare with. `apply` finds what was done in the program's
+        `metadata["prepared"]`, by the pass's spec text.
+        """
+        return Preparation()
+
     @abc.abstractmethod
     def apply(self, program: Program) -> PassResult:
         """Tag `program` and say what was done. Raises `PassError` for options that do not fit the program."""
@@ -83,14 +111,6 @@ class Pass(abc.ABC):
         """
         return ()
 
-    def holds(self, program: Program) -> Collection[str]:
-        """Paths of the modules that are to stay in eval mode, whatever `train()` says; none by default.
-
-        Asked before the passes run. The call is captured once more when it changes a module's mode, so what it answers
-        must not depend on modes. A module held before, and not named for a program that runs it, is released.
-        """
-        return ()
-
     def precision(self) -> Precision | None:
         """The precision this pass has the model compute in; None, by default, for a pass that casts nothing.
 
@@ -98,6 +118,14 @@ class Pass(abc.ABC):
         The rewritten model then keeps to it, under an autocast of the caller's too.
         """
         return None
+
+    def holds(self, program: Program) -> Collection[str]:
+        """Paths of the modules that are to stay in eval mode, whatever `train()` says; none by default.
+
+        Asked before the passes run. The call is captured once more when it changes a module's mode, so what it answers
+        must not depend on modes. A module held before, and not named for a program that runs it, is released.
+        """
+        return ()
 
     def within(self, budget: str | int, profile: str | None) -> Pass | None:
         """This pass told to choose what to keep so that a step fits `budget`, priced by a device profile's rates.

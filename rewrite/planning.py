@@ -13,6 +13,7 @@ from torch import nn
 from rewrite import pipeline, spec
 from rewrite.api import checked_passes, estimate, optimize
 from rewrite.contract import Pass, loosest
+from rewrite.emit.preparing import prepare
 from rewrite.emit.rewriting import Rewriting
 from rewrite.emit.tree import copy_tree
 from rewrite.errors import InputError
@@ -52,7 +53,7 @@ def plan(
     given = checked_passes(model, passes)
     choose = chooser(budget, given, profile=profile, allow=allow)
     with progress("capturing"):
-        captured = _captured(model, example_inputs, optimizer, device)
+        captured = _captured(model, example_inputs, optimizer, device, given)
     with progress("planning"):
         joint = choose.joint(pipeline.run(captured, given).program)
         found = joint.plan(budget)
@@ -129,10 +130,13 @@ def find_batch(
     return largest(peak_bytes, memory_bytes, most=most)
 
 
-def _captured(model: nn.Module, example_inputs: Any, optimizer: str | None, device: str | None) -> Program:
-    """The program of one call, with what a plan is made from."""
+def _captured(
+    model: nn.Module, example_inputs: Any, optimizer: str | None, device: str | None, given: Sequence[Pass] = ()
+) -> Program:
+    """The program of one call, with what a plan is made from; `given` passes prepare the model."""
     args, kwargs = as_call(example_inputs)
     rewriting = Rewriting(copy_tree(model), (), {})
+    rewriting.prepared = prepare(rewriting.root, given)
     with torch.enable_grad():
         program = rewriting.program("", rewriting.capture("", args, kwargs))
     example = Example(rewriting.root, args, kwargs, optimizer, device)

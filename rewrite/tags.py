@@ -25,7 +25,10 @@ CUT = "cut"
 HELD = "held"
 """True for a node of a module that is held in eval mode. It tells what was done before the capture."""
 
-TAGS = (RECOMPUTE, KEEP, KEEP_STATE, DETACH, HELD)
+STORE = "store"
+"""On a node that calls a layer: the bits its frozen weight is stored in. It tells what was done before the capture."""
+
+TAGS = (RECOMPUTE, KEEP, KEEP_STATE, DETACH, HELD, STORE)
 """Every key through which passes decide; all else in `node.meta` is what capture recorded."""
 
 ORIGIN = "origin"

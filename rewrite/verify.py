@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -18,7 +19,7 @@ from rewrite.emit.held import hold, is_held
 from rewrite.emit.tree import copy_tree
 from rewrite.errors import InputError, VerifyError
 from rewrite.inputs import as_call
-from rewrite.observation import observe, tensors
+from rewrite.observation import Observation, observe, tensors
 from rewrite.tolerance import tolerance_for
 
 Call = tuple[tuple[Any, ...], dict[str, Any]]
@@ -44,6 +45,9 @@ def verify(
     numerics: what to hold the rewrite to; None for what its passes declare.
     low: the precision that `Numerics.REDUCED` computes in.
 
+    Where a pass has put other weights in the place of a module's, the original is run with those: what is compared is
+    what was made of them. The certificate names how many there are.
+
     Modules that a pass holds in eval mode are in eval mode in the original too, while it is compared.
 
     Both modules are left as they were: gradients, buffers, modes, random streams. Raises `VerifyError` when a
@@ -52,7 +56,9 @@ def verify(
     for module in (original, rewritten):
         _require_numbers(module)
     numerics = numerics or declared_numerics(rewritten)
-    rows, cases, skipped = list(structure(original, rewritten)), [], []
+    replaced = replaced_paths(rewritten)
+    rows, cases, skipped = list(structure(original, rewritten, replaced)), [], []
+    original = with_references(original, rewritten, replaced) if replaced else original
     original = holding_alike(original, rewritten)
     calls = [as_call(example_inputs)]
     calls += [call for call in [another_batch(calls[0])] if call is not None]
@@ -72,6 +78,7 @@ def verify(
         except Exception as error:  # noqa: BLE001  whatever the module raises is the finding
             rows.append(Row("forward and backward", "error", False, case=case, note=f"{type(error).__name__}: {error}"))
             continue
+        found = _without_scales(found, replaced)
         given = [tensor for _, tensor in tensors((args, kwargs))]
         rows += compare(expected, found, tolerance_for(original, given, numerics, low), case)
     passed = all(row.passed for row in rows)
@@ -82,6 +89,30 @@ def declared_numerics(module: nn.Module) -> Numerics:
     """What the passes that made `module` promise; exact for a module that no pass made."""
     forward = vars(module).get("forward")
     return loosest(forward.rewriting.passes) if isinstance(forward, RegionForward) else Numerics.EXACT
+
+
+def replaced_paths(module: nn.Module) -> tuple[str, ...]:
+    """The modules in whose place a pass has put others."""
+    forward = vars(module).get("forward")
+    prepared = forward.rewriting.prepared if isinstance(forward, RegionForward) else {}
+    return tuple(path for preparation in prepared.values() for path in preparation.replaced)
+
+
+def with_references(original: nn.Module, rewritten: nn.Module, paths: Sequence[str]) -> nn.Module:
+    """The original with ordinary modules that compute what those at `paths` in the rewritten one do."""
+    made = copy_tree(original)
+    for path in paths:
+        parent, _, name = path.rpartition(".")
+        reference = rewritten.get_submodule(path).reference()  # type: ignore[operator]
+        made.get_submodule(parent)._modules[name] = reference
+    return made
+
+
+def _without_scales(found: Observation, replaced: Sequence[str]) -> Observation:
+    """`found` without the buffers of modules that hold other weights: ordinary ones have none."""
+    prefixes = tuple(f"{path}." for path in replaced)
+    buffers = {name: buffer for name, buffer in found.buffers.items() if not name.startswith(prefixes)}
+    return replace(found, buffers=buffers) if prefixes else found
 
 
 def holding_alike(original: nn.Module, rewritten: nn.Module) -> nn.Module:

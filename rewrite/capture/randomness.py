@@ -8,6 +8,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from rewrite.capture.structure import is_quantized
+
 RANDOM_NAMES = ("rand", "dropout", "bernoulli", "multinomial", "normal", "uniform", "poisson", "binomial", "dirichlet",
                 "exponential", "geometric", "cauchy", "gumbel", "rrelu", "fractional_max_pool",
                 "_standard_gamma")  # fmt: skip
@@ -24,9 +26,12 @@ _DRAWING = (nn.modules.dropout._DropoutNd, nn.RReLU, nn.RNNBase, nn.MultiheadAtt
 
 
 def draws_in_module(module: nn.Module) -> bool:
-    """Whether a call of a layer may draw; layers from elsewhere than torch.nn may."""
-    inside = list(module.modules())
-    return any(isinstance(each, _DRAWING) or not type(each).__module__.startswith("torch.nn") for each in inside)
+    """Whether a call of a layer may draw; layers from elsewhere than torch.nn may, but for quantized ones."""
+    return any(isinstance(each, _DRAWING) or not _is_known(each) for each in module.modules())
+
+
+def _is_known(module: nn.Module) -> bool:
+    return type(module).__module__.startswith("torch.nn") or is_quantized(module)
 
 
 def draws(func: Callable[..., Any], name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
+QUANTIZED_PACKAGES = ("bitsandbytes.", "torchao.")
 LEAF_PACKAGES = ("torch.nn.", "torch.ao.", "bitsandbytes.", "torchao.", "transformers.pytorch_utils")
 PRIMITIVES = (bool, int, float, str, bytes, type(None), torch.dtype, torch.device)
 _CPU = torch.device("cpu")
@@ -122,7 +123,14 @@ def is_leaf(module: nn.Module) -> bool:
     if isinstance(module, torch.jit.ScriptModule):
         return True
     kind = type(module)
+    if is_quantized(module):
+        return True
     return f"{kind.__module__}.".startswith(LEAF_PACKAGES) and not find_blocks(module).blocks
+
+
+def is_quantized(module: nn.Module) -> bool:
+    """Whether the module is a quantized layer, or made from one: it computes what an ordinary one does, on its side."""
+    return any(f"{base.__module__}.".startswith(QUANTIZED_PACKAGES) for base in type(module).__mro__)
 
 
 def path_below(path: str, root: str) -> str | None:

@@ -11,6 +11,7 @@ from torch import fx
 from rewrite.diff.kept import Kept
 from rewrite.diff.model import NodeLine
 from rewrite.program import RECOMPUTE, TAGS, Region, value_tensors
+from rewrite.tags import STORE
 
 NOTHING = Kept(0, (), "")
 
@@ -30,6 +31,7 @@ def node_line(region: Region, node: fx.Node, kept: Kept, mark: str = " ", action
         source=node.meta.get("source", ""),
         segment=node.meta.get(RECOMPUTE),
         value_bytes=value_bytes(node.meta.get("val")),
+        stored_bits=node.meta.get(STORE),
     )
 
 

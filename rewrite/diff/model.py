@@ -34,6 +34,8 @@ class NodeLine:
     """The recompute segment the node is in after the rewrite."""
     value_bytes: int = 0
     """Size of the node's value, kept or not."""
+    stored_bits: int | None = None
+    """Bits that the frozen weight of the layer is stored in by a pass."""
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ import copy
 import logging
 import threading
 from collections import Counter
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -18,7 +18,7 @@ from rewrite.capture.captured import Captured
 from rewrite.capture.driver import Capture, capture_module
 from rewrite.capture.structure import Structure, find_blocks, join_path
 from rewrite.capture.watch import Watch
-from rewrite.contract import Pass
+from rewrite.contract import Pass, Preparation
 from rewrite.emit.code import compile_graph
 from rewrite.emit.forward import RegionForward, Variant
 from rewrite.emit.held import hold_below
@@ -54,6 +54,8 @@ class Rewriting:
         """What a step is counted with when passes plan to a budget; see `Example`."""
         self.choose: Callable[[Program], tuple[Pass, ...]] | None = None
         """What chooses passes behind the given ones, for the first training step that is captured; then None."""
+        self.prepared: Mapping[str, Preparation] = {}
+        """What the passes did to the modules before the first capture, by their spec texts."""
         self.structure: Structure | None = None
         self.tree: dict[str, int] = {}
         self.missed: RegionForward | None = None
@@ -173,6 +175,7 @@ class Rewriting:
         blocks = tuple(self.blocks().blocks)
         first = path == "" and not self.seen_whole
         metadata = {"blocks": blocks, "seconds": capture.seconds, "assumptions": capture.assumptions, "first": first,
+                    "prepared": self.prepared,
                     "grad": torch.is_grad_enabled()}  # fmt: skip
         return Program(regions, capture.opaque, type(self.root).__name__, metadata)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
@@ -79,11 +80,12 @@ def _hunk_lines(hunk: Hunk, width: int, *, full: bool) -> Iterator[Text]:
         yield node_columns(width, mark, folded[0].action, f"({len(folded)} smaller values)", size=sized(size))
     yield from recompute_lines(hunk.lines, width)
     yield from detached_lines(hunk.lines, width)
+    yield from stored_lines(hunk.lines, width)
 
 
 def sorted_out(lines: Iterable[NodeLine], *, full: bool) -> tuple[list[NodeLine], list[NodeLine]]:
     """The lines to show, and the changed ones too small to show one by one."""
-    counted = ("recompute", "detach", "held")
+    counted = ("recompute", "detach", "held", "store")
     told = [line for line in lines if line.action not in counted and (full or line.mark != " " or line.after_bytes)]
     least = SMALL * sum(max(line.before_bytes, line.after_bytes) for line in told)
     large = [line for line in told if full or _is_large(line, least)]
@@ -121,6 +123,12 @@ def detached_lines(lines: Iterable[NodeLine], width: int) -> Iterator[Text]:
     count = sum(line.action == "detach" for line in lines)
     if count:
         yield node_columns(width, "~", "detach", f"{count} frozen operations, without autograd")
+
+
+def stored_lines(lines: Iterable[NodeLine], width: int) -> Iterator[Text]:
+    """One line for each width: the frozen weights stored in it."""
+    for bits, count in sorted(Counter(line.stored_bits for line in lines if line.stored_bits).items()):
+        yield node_columns(width, "~", "store", f"{count} frozen weights, in {bits} bits")
 
 
 def left_alone(diff: GraphDiff, width: int) -> Iterator[Text]:

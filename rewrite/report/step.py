@@ -23,11 +23,18 @@ def stat_lines(diff: GraphDiff) -> Iterator[Text]:
     before, after = diff.before, diff.after
     yield _change_line("peak", before.peak_bytes, after.peak_bytes)
     yield _change_line("saved", before.saved_bytes, after.saved_bytes)
+    if any(line.stored_bits for hunk in diff.hunks for line in hunk.lines):
+        yield _change_line("weights", _weight_bytes(before), _weight_bytes(after))
     flops = diff.recompute_flops
     share = percent_text(flops, before.flops.total)
     yield Text(f"recompute  {'+' if flops >= 0 else ''}{flops_text(flops)} a step  {share}".rstrip())
     if diff.time_ratio is not None:
         yield Text(f"time       x{diff.time_ratio:.2f} a step, predicted from peak rates of {diff.profile}")
+
+
+def _weight_bytes(estimate: Estimate) -> int:
+    """Parameters, and the buffers that scales are among."""
+    return estimate.by_category.get("parameter", 0) + estimate.by_category.get("buffer", 0)
 
 
 def _change_line(name: str, before: int, after: int) -> Text:
