@@ -103,7 +103,7 @@ class Checkpoint(Pass):
         summary = f"recompute what {', '.join(patterns)} selects"
         for region in program.regions:
             for parts, instances in _chosen(patterns, region, program):
-                apart, part = program.split(program.region(instances[0]), tuple(instances))
+                apart, part = program.split(program.left_of(region), tuple(instances))
                 paths = [path_in(node, part, part.path) for node in part.nodes() if node.name in parts]
                 found |= {pattern for pattern in patterns for path in paths if matches(pattern, path)}
                 if tags.tag(part, parts, summary):

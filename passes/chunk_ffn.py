@@ -64,7 +64,7 @@ class ChunkFFN(Pass):
                 refusals += [each for name, each in found.items() if name in names and isinstance(each, Refusal)]
                 spans = {name for name in names if not isinstance(found[name], Refusal)}
                 if spans:
-                    program, part = program.split(program.region(instances[0]), instances)
+                    program, part = program.split(program.left_of(region), instances)
                     again = [each for last, each in find_feed_forwards(part) if last.name in spans]
                     for each in again:
                         if not isinstance(each, Refusal):

@@ -59,4 +59,6 @@ def _changed(result: PassResult) -> Iterator[Node]:
     """The nodes that the pass has tagged: not those that the model's author, or a pass before, has recomputed."""
     for change in result.changes:
         names = set(change.nodes)
-        yield from (node for node in result.program.region(change.path).nodes() if node.name in names)
+        for region in result.program.regions:
+            if change.path in region.instances:
+                yield from (node for node in region.nodes() if node.name in names)

@@ -82,6 +82,16 @@ class Program:
                 return region
         raise KeyError(path)
 
+    def left_of(self, region: Region) -> Region:
+        """What splits have left of a region: the one with its graph; raises KeyError.
+
+        Two regions may serve one instance that is called in two ways, so that its path does not tell them apart.
+        """
+        for each in self.regions:
+            if each.graph is region.graph:
+                return each
+        raise KeyError(region.path)
+
     def copy(self) -> Program:
         """The same program with graphs of its own: tags set on the copy do not reach the original."""
         return replace(self, regions=tuple(replace(region, graph=copy_graph(region.graph)) for region in self.regions))

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from rewrite.plan.curve import Point
-from rewrite.plan.outline import Piece, serving
+from rewrite.plan.outline import Piece
 from rewrite.plan.tagging import tag
 from rewrite.program import Program, Region
 
@@ -39,24 +39,20 @@ def apply_points(
 
     Instances of a region that keep different things get graphs of their own.
     """
-    parts: dict[str, Parts] = {}
+    parts: dict[tuple[int, str], Parts] = {}
     for piece, point in zip(pieces, points, strict=True):
-        known = parts.get(piece.instance, ())
-        if point is None or any(names == piece.names for names, _, _ in known):
-            parts.setdefault(piece.instance, known)
-            continue
-        parts[piece.instance] = (*known, (piece.names, piece.once, point))
+        place = piece.region, piece.instance
+        known = parts.get(place, ())
+        if point is not None and all(names != piece.names for names, _, _ in known):
+            parts[place] = (*known, (piece.names, piece.once, point))
     kept: list[Kept] = []
-    regions = serving(program)
-    for region in program.regions:
+    for number, region in enumerate(program.regions):
         groups: dict[Parts, list[str]] = {}
         for instance in region.instances:
-            if parts.get(instance) and regions[instance] is region:
-                groups.setdefault(parts[instance], []).append(instance)
-        current = region
+            if (number, instance) in parts:
+                groups.setdefault(parts[number, instance], []).append(instance)
         for group, instances in groups.items():
-            program, taken = program.split(current, tuple(instances))
-            current = next((each for each in program.regions if each.graph is current.graph), taken)
+            program, taken = program.split(program.left_of(region), tuple(instances))
             kept.append(_tag(taken, group))
     return program, tuple(kept)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -178,13 +179,11 @@ def _measures(footprint: Footprint) -> tuple[float, ...]:
 
 
 def _links(found: Outline, options: Sequence[Options]) -> tuple[Link, ...]:
-    runs: dict[tuple[str, tuple[str, ...]], int] = {}
-    for piece in found.pieces:
-        runs[piece.instance, piece.names] = runs.get((piece.instance, piece.names), 0) + 1
+    runs = Counter((piece.region, piece.instance, piece.names) for piece in found.pieces)
     links = []
     for piece, option in zip(found.pieces, options, strict=True):
-        several = runs[piece.instance, piece.names] > 1
-        tied = f"{piece.instance}:{piece.names[0]}" if several else None
+        several = runs[piece.region, piece.instance, piece.names] > 1
+        tied = f"{piece.region}:{piece.instance}:{piece.names[0]}" if several else None
         links.append(Link(option.footprints, piece.inputs, piece.outputs, tied))
     return tuple(links)
 

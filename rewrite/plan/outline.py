@@ -39,8 +39,8 @@ class Kind:
 class Piece:
     """One run of a part of a region's graph."""
 
-    region: str
-    """Path of the region's first instance."""
+    region: int
+    """Number of the region in the program."""
     instance: str
     names: tuple[str, ...]
     """The nodes of the region's graph that it consists of."""
@@ -112,7 +112,9 @@ class _Walk:
     def __init__(self, program: Program, stage: Stage, rates: Rates) -> None:
         self.stage = stage
         self.rates = rates
+        self.program = program
         self.regions = serving(program)
+        self.numbered = {id(region): number for number, region in enumerate(program.regions)}
         self.opaque = {entry.path for entry in program.opaque}
         self.found = Outline()
         self.numbers: dict[int, int] = {}
@@ -158,11 +160,18 @@ class _Walk:
         return path if path in self.regions and path not in self.opaque else None
 
     def _call(self, path: str, node: fx.Node, values: Mapping[fx.Node, Any]) -> Any:
-        region = self.regions[path]
-        given = fx.map_arg((node.args, node.kwargs), lambda each: values[each])
-        returned = self.enter(region, path, _aligned(region, calls.split(given).leaves))
+        given = calls.split(fx.map_arg((node.args, node.kwargs), lambda each: values[each])).leaves
+        region = self._serving_call(path, given)
+        returned = self.enter(region, path, _aligned(region, given))
         captured = region.captured
         return returned[0] if captured is None else calls.join(captured.result, returned)
+
+    def _serving_call(self, path: str, given: list[Any]) -> Region:
+        """The region for a call: of those that serve the instance, the one that was captured with such tensors."""
+        for region in self.program.regions:
+            if path in region.instances and _takes(region, given):
+                return region
+        return self.regions[path]
 
     def _close(
         self, region: Region, instance: str, waiting: list[fx.Node], values: dict[fx.Node, Any], *, whole: bool = False
@@ -188,7 +197,7 @@ class _Walk:
         for place in dict.fromkeys(reads):
             self.found.passing[place].readers.append(number)
         names = tuple(node.name for node in nodes)
-        self.found.pieces.append(Piece(region.path, instance, names, once, kind, reads, makes))
+        self.found.pieces.append(Piece(self.numbered[id(region)], instance, names, once, kind, reads, makes))
 
     def _extracted(
         self,
@@ -281,6 +290,22 @@ def _is_number(node: fx.Node) -> bool:
 
 def _value(leaf: Any, values: Mapping[fx.Node, Any]) -> Any:
     return values.get(leaf) if isinstance(leaf, fx.Node) else leaf
+
+
+def _takes(region: Region, given: list[Any]) -> bool:
+    """Whether a region's placeholders are like what a call hands over: sizes, dtypes, what gradients flow through."""
+    described = [example(node.meta.get("val")) for node in region.graph.nodes if node.op == "placeholder"]
+    if len(described) != len(given):
+        return False
+    pairs = [
+        (one, other)
+        for one, other in zip(described, given, strict=True)
+        if isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor)
+    ]
+    return all(
+        (one.shape, one.dtype, one.requires_grad) == (other.shape, other.dtype, other.requires_grad)
+        for one, other in pairs
+    )
 
 
 def _aligned(region: Region, leaves: list[Any]) -> list[Any]:

@@ -17,6 +17,14 @@ from rewrite import RECOMPUTE
 SPECS = ("checkpoint", "checkpoint{policy=sqrt}")
 
 
+def planned_between(model: nn.Module, inputs: Any) -> str:
+    """A pipeline that plans what each block keeps, for a budget nearer to full recompute than to the step as it is."""
+    highest = rewrite.estimate(model, inputs).peak_bytes
+    lowest = rewrite.estimate(rewrite.optimize(model, "checkpoint", example_inputs=inputs), inputs).peak_bytes
+    assert lowest < highest
+    return f"checkpoint{{budget={(highest + 3 * lowest) // 4}}}"
+
+
 def recomputed(model: nn.Module) -> set[str]:
     """Paths of the modules whose operations, some of them at least, are in a recompute segment."""
     program = rewrite.report(model).after

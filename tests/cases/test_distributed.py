@@ -14,10 +14,10 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import rewrite
-from passes import Checkpoint
-from tests.cases.recomputed import recomputed
+from tests.cases.recomputed import planned_between, recomputed
 from tests.zoo.plain import GatedBlock
 
+PLANNED = "to a budget"
 STEPS = 3
 WORLD = 2
 
@@ -52,14 +52,16 @@ def train(model: nn.Module, rank: int) -> list[torch.Tensor]:
     return [parameter.detach().clone() for parameter in model.parameters()]
 
 
-def worker(rank: int, port: int, policy: str, folder: str) -> None:
+def worker(rank: int, port: int, spec: str, folder: str) -> None:
     """One process of the group: trains the plain and the rewritten model and stores whether they are equal."""
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), OMP_NUM_THREADS="1")
     torch.set_num_threads(1)
     dist.init_process_group("gloo", rank=rank, world_size=WORLD)
     try:
         expected = train(DistributedDataParallel(build()), rank)
-        small = rewrite.optimize(build(), passes=[Checkpoint(policy=policy)], example_inputs=torch.randn(4, 16))
+        hidden = torch.randn(256, 16)  # large enough for recompute to lower the peak
+        spec = planned_between(build(), hidden) if spec == PLANNED else spec
+        small = rewrite.optimize(build(), spec, example_inputs=hidden)
         found = train(DistributedDataParallel(small), rank)
         start = list(build().parameters())
         torch.save(
@@ -75,13 +77,13 @@ def worker(rank: int, port: int, policy: str, folder: str) -> None:
         dist.destroy_process_group()
 
 
-@pytest.mark.parametrize("policy", ["blocks", "sqrt"])
-def test_a_block_applied_twice_trains_under_data_parallelism(policy: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("spec", ["checkpoint", "checkpoint{policy=sqrt}", PLANNED])
+def test_a_block_applied_twice_trains_under_data_parallelism(spec: str, tmp_path: Path) -> None:
     """huggingface/transformers#23018: "marked ready twice" when a recomputed block is used more than once."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    processes.spawn(worker, (port, policy, str(tmp_path)), nprocs=WORLD)
+    processes.spawn(worker, (port, spec, str(tmp_path)), nprocs=WORLD)
     results = [torch.load(tmp_path / f"{rank}.pt") for rank in range(WORLD)]
     assert all({"blocks.0", "blocks.1", "blocks.2"} <= result["recomputed"] for result in results)
     assert all(result["equal"] and result["moved"] for result in results)

@@ -14,8 +14,10 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
 import rewrite
+from tests.cases.recomputed import planned_between, recomputed
 from tests.zoo import ZOO
 
+PLANNED = "to a budget"
 STEPS = 3
 WORLD = 2
 
@@ -45,14 +47,16 @@ def worker(rank: int, port: int, spec: str, folder: str) -> None:
     dist.init_process_group("gloo", rank=rank, world_size=WORLD)
     try:
         entry = ZOO["bert"]
-        batch = entry.inputs(2, 8)
+        batch = entry.inputs(8, 32)  # large enough for recompute to lower the peak
+        spec = planned_between(entry.build(), batch) if spec == PLANNED else spec
         small = rewrite.optimize(entry.build(), spec, example_inputs=batch)
+        assert any(path.startswith("bert.encoder.layer.") for path in recomputed(small))
         torch.save((train(entry.build(), batch), train(small, batch)), Path(folder) / f"{rank}.pt")
     finally:
         dist.destroy_process_group()
 
 
-@pytest.mark.parametrize("spec", ["checkpoint", "checkpoint{policy=sqrt}"])
+@pytest.mark.parametrize("spec", ["checkpoint", "checkpoint{policy=sqrt}", PLANNED])
 def test_sharded_blocks_train_as_the_plain_ones(spec: str, tmp_path: Path) -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))

@@ -16,6 +16,7 @@ from rewrite import PassError, SelectorError
 from tests.passes import spans
 from tests.passes.spans import BODIES, Part, inputs
 from tests.passes.test_chunk_loss import assert_close
+from tests.plan.models import Twice
 
 
 def step(model: nn.Module, x: torch.Tensor) -> dict[str, torch.Tensor]:
@@ -180,6 +181,20 @@ def test_blocks_of_a_kind_share_one_change_and_select_takes_some() -> None:
     some = rewrite.optimize(model, passes=[ChunkFFN(chunks=2, select="blocks.[01]")], example_inputs=inputs())
     assert [change.instances for change in rewrite.report(some).changes] == [("blocks.0",), ("blocks.1",)]
     assert_close(step(model, inputs()), step(some, inputs()))
+
+
+@pytest.mark.parametrize("select", [None, "layers.*"])
+def test_a_block_called_in_two_ways_is_chunked_in_both(select: str | None) -> None:
+    model = Twice()
+    for layer in model.layers:
+        layer.mlp[2] = nn.Identity()  # in the place of a dropout, which must not be cut
+    x = torch.randn(4, 48, 32)
+
+    small = rewrite.optimize(model, [ChunkFFN(chunks=3, select=select)], example_inputs=x)
+
+    taken = [path for change in rewrite.report(small).changes for path in change.instances]
+    assert sorted(taken) == ["layers.0", "layers.0", "layers.1"]
+    assert_close(step(model, x), step(small, x))
 
 
 def test_copies_and_pickles_still_train() -> None:

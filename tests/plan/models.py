@@ -30,6 +30,20 @@ class Stack(nn.Module):
         return functional.cross_entropy(self.head(hidden).flatten(0, 1), tokens.flatten())
 
 
+class Twice(nn.Module):
+    """A layer that runs on data and then on what it gave, which is called in two ways: gradients flow into one."""
+
+    def __init__(self, width: int = 32) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.layers = nn.ModuleList(Layer(width, 4 * width) for _ in range(2))
+
+    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
+        for place in (0, 0, 1, 0):
+            hidden = self.layers[place](hidden)
+        return hidden.pow(2).mean()
+
+
 class Bridged(nn.Module):
     """Plain layers without a stack, whose first value is added again near the end."""
 

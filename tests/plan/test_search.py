@@ -18,7 +18,7 @@ from rewrite.memory.allocator import allocated_peak_bytes
 from rewrite.plan.ladder import RUNGS
 from rewrite.plan.search import Search
 from tests.memory.models import MODELS
-from tests.plan.models import Bridged, Stack, tokens
+from tests.plan.models import Bridged, Stack, Twice, tokens
 from tests.zoo.plain import PLAIN
 
 Built = tuple[nn.Module, Any]
@@ -33,6 +33,7 @@ SMALL: dict[str, Callable[[], Built]] = {
     "equal-blocks": lambda: (Stack(64, 64, 64, 64), tokens()),
     "unequal-blocks": lambda: (Stack(16, 256, 64, 128), tokens()),
     "shared-block": lambda: (Stack(64, 64, 64, shared=True), tokens()),
+    "called-in-two-ways": lambda: (Twice(), torch.randn(4, 48, 32)),
     "no-blocks": lambda: (Bridged(), torch.randn(64, 48)),
 }
 LARGE: dict[str, Callable[[], Built]] = {
@@ -138,6 +139,17 @@ def test_a_budget_too_small_names_the_lowest_peak_and_what_holds_it_and_that_pea
     assert where.largest[0].module_path in raised.value.cause
     assert raised.value.exit_code == 1
     assert found.plan(floor).after.peak_bytes == floor
+
+
+def test_a_block_called_in_two_ways_is_planned_in_both() -> None:
+    found = searched("called-in-two-ways")
+    model, inputs = SMALL["called-in-two-ways"]()
+    blocks = rewrite.optimize(model, "checkpoint", example_inputs=inputs)
+    measured = found.measured(found.simulated(RUNGS).choice)
+
+    assert measured.peak_bytes <= rewrite.estimate(blocks, inputs).peak_bytes
+    kept = found.plan(measured.peak_bytes).kept
+    assert sorted(path for each in kept for path in each.instances) == ["layers.0", "layers.0", "layers.1"]
 
 
 def test_unequal_blocks_keep_unequal_things() -> None:
