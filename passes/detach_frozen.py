@@ -9,7 +9,21 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from rewrite import CUT, DETACH, HELD, KEEP, KEEP_STATE, RECOMPUTE, Change, Numerics, Pass, PassResult, Refusal
+from rewrite import (
+    CUT,
+    DETACH,
+    HELD,
+    KEEP,
+    KEEP_STATE,
+    RECOMPUTE,
+    Change,
+    Numerics,
+    Pass,
+    PassError,
+    PassResult,
+    Refusal,
+    parse_bytes,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
@@ -32,9 +46,26 @@ class DetachFrozen(Pass):
     cut: bool = False
     """Let gradients end at frozen blocks and modules that run after something trained, which then gets none from
     there. Otherwise such a frozen part is left as it is."""
+    cache: str | None = None
+    """Keep what the frozen prefix of the model gives for each example, and give it back when the example comes again:
+    "memory", or a folder for files that later runs find too. An example is known by its row of every input; other
+    weights are other keys. Values are those of the batch an example first came in: equal up to the order of sums. A
+    batch of one is computed."""
+    cache_bytes: str | int = "1GiB"
+    """How much may be kept; what was used longest ago goes first."""
 
     name: ClassVar[str] = "detach-frozen"
     numerics: ClassVar[Numerics] = Numerics.EXACT
+
+    def __post_init__(self) -> None:
+        if self.cache is None:
+            return
+        if not isinstance(self.cache, str) or not self.cache:
+            cause = "cache is neither memory nor a folder"
+            raise PassError(f"detach-frozen{{cache={self.cache}}}", cause, "give cache=memory or the name of a folder")
+        if isinstance(self.cache_bytes, str):
+            parse_bytes(self.cache_bytes)
+        object.__setattr__(self, "numerics", Numerics.REASSOCIATED)
 
     def apply(self, program: Program) -> PassResult:
         """Tag the frozen nodes of every region, and take those that are dear out of recompute segments."""
@@ -44,9 +75,20 @@ class DetachFrozen(Pass):
         made = [_tag(program, region, nodes, lost) for region, nodes in zip(program.regions, cut, strict=True)]
         changes = [change for change in made if change is not None]
         changes += _held(program) if self.eval_mode else []
+        if self.cache is not None:
+            cached = self._cached(program)
+            changes += [cached] if isinstance(cached, Change) else []
+            refusals += [cached] if isinstance(cached, Refusal) else []
         if program.metadata.get("first", True) and not changes and not refusals and not _is_tagged(program):
             refusals.append(Refusal("", NOTHING))
         return PassResult(program, bool(changes), tuple(changes), tuple(refusals))
+
+    def offers(self, program: Program) -> Sequence[Pass]:
+        """This pass as it stands, where something is frozen."""
+        from passes.frozen_part import FrozenPart
+
+        frozen = any(FrozenPart(program, region).reads_weights() for region in program.regions)
+        return (self,) if frozen else ()
 
     def holds(self, program: Program) -> Collection[str]:
         """The modules of the frozen part, for every instance that runs them."""
@@ -56,6 +98,20 @@ class DetachFrozen(Pass):
 
         found = [(region, path) for region, paths in held_modules(program) for path in paths]
         return {each + path[len(region.path) :] for region, path in found for each in region.instances}
+
+    def _cached(self, program: Program) -> Change | Refusal | None:
+        """Have the frozen prefix kept, by a whole model's program; what a single block runs is no prefix."""
+        from passes.prefix import cache_prefix
+        from passes.prefix_store import Files, Memory, Store
+
+        if program.regions and program.regions[0].path:
+            return None
+        store: Store | None = vars(self).get("_store")
+        if store is None:
+            most = self.cache_bytes if isinstance(self.cache_bytes, int) else parse_bytes(self.cache_bytes)
+            store = Memory(most) if self.cache == "memory" else Files(str(self.cache), most)
+            object.__setattr__(self, "_store", store)
+        return cache_prefix(program, store)
 
     def _cuts(self, program: Program) -> tuple[list[frozenset[Node]], list[str], list[Refusal]]:
         """For each region, nodes at which gradients end; what gets none through them; what is left as it is."""

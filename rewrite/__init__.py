@@ -72,6 +72,7 @@ if TYPE_CHECKING:
     from rewrite.tags import ORIGIN as ORIGIN
     from rewrite.tags import RECOMPUTE as RECOMPUTE
     from rewrite.tags import STORE as STORE
+    from rewrite.tags import WITHIN as WITHIN
     from rewrite.verify import verify as verify
     from rewrite.weight_casts import cast_weight as cast_weight
 
@@ -100,7 +101,7 @@ _HOMES = {
     "rewrite.program": ("Opaque", "Program", "Region"),
     "rewrite.report.sizes": ("parse_bytes", "size_text"),
     "rewrite.selectors": ("matches",),
-    "rewrite.tags": ("CUT", "DETACH", "HELD", "KEEP", "KEEP_STATE", "ORIGIN", "RECOMPUTE", "STORE"),
+    "rewrite.tags": ("CUT", "DETACH", "HELD", "KEEP", "KEEP_STATE", "ORIGIN", "RECOMPUTE", "STORE", "WITHIN"),
     "rewrite.verify": ("verify",),
 }  # fmt: skip
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}

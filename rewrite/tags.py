@@ -22,13 +22,17 @@ recompute segment the segment has its way."""
 CUT = "cut"
 """Value of `DETACH`: without autograd whatever its inputs need."""
 
+WITHIN = "within"
+"""On nodes that run as one call, ahead of what uses them: an object that is told how (`rewrite.emit.detached.Around`).
+They depend on inputs of the graph and on one another alone."""
+
 HELD = "held"
 """True for a node of a module that is held in eval mode. It tells what was done before the capture."""
 
 STORE = "store"
 """On a node that calls a layer: the bits its frozen weight is stored in. It tells what was done before the capture."""
 
-TAGS = (RECOMPUTE, KEEP, KEEP_STATE, DETACH, HELD, STORE)
+TAGS = (RECOMPUTE, KEEP, KEEP_STATE, DETACH, WITHIN, HELD, STORE)
 """Every key through which passes decide; all else in `node.meta` is what capture recorded."""
 
 ORIGIN = "origin"

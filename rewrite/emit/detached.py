@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import fx, nn
 
 from rewrite.emit.code import compile_graph
 from rewrite.program import Region, value_tensors
-from rewrite.tags import CUT, DETACH, RECOMPUTE
+from rewrite.tags import CUT, DETACH, RECOMPUTE, WITHIN
 
 
 @dataclass(frozen=True)
@@ -32,6 +32,18 @@ class Detached:
         return tuple(map(_writable, results))
 
 
+class Around(Protocol):
+    """What a pass tags nodes `WITHIN`: it makes the function that runs them as one."""
+
+    def around(
+        self,
+        compiled: Callable[[Sequence[str]], Callable[..., tuple[Any, ...]]],
+        inputs: tuple[str, ...],
+        outputs: tuple[str, ...],
+    ) -> Callable[..., tuple[Any, ...]]:
+        """`(module, *inputs)` to the outputs; `compiled(names)` is code for some of the outputs, by node name."""
+
+
 def _writable(value: Any) -> Any:
     """A view made without autograd may not be written in place under it; one of the same memory made now may."""
     return value.detach() if isinstance(value, torch.Tensor) and value._is_view() else value
@@ -43,6 +55,11 @@ def detached_runs(region: Region) -> Iterator[tuple[fx.Node, ...]]:
     Calls of modules with code of their own, which sees to itself, and of modules with hooks stand outside and end a
     run, as does whatever is trained: no two nodes change their order.
     """
+    within: dict[int, list[fx.Node]] = {}
+    for node in region.graph.nodes:
+        if WITHIN in node.meta and RECOMPUTE not in node.meta:
+            within.setdefault(id(node.meta[WITHIN]), []).append(node)
+    yield from map(tuple, within.values())
     run: list[fx.Node] = []
     kind: Any = None
     for node in region.graph.nodes:
@@ -58,9 +75,8 @@ def detached_runs(region: Region) -> Iterator[tuple[fx.Node, ...]]:
 
 
 def _can_run_inside(node: fx.Node) -> bool:
-    return node.op.startswith("call") and not (
-        RECOMPUTE in node.meta or node.meta.get("block") or node.meta.get("hooked")
-    )
+    apart = RECOMPUTE in node.meta or WITHIN in node.meta or node.meta.get("block") or node.meta.get("hooked")
+    return node.op.startswith("call") and not apart
 
 
 def _worthwhile(run: list[fx.Node]) -> Iterator[tuple[fx.Node, ...]]:
@@ -70,8 +86,24 @@ def _worthwhile(run: list[fx.Node]) -> Iterator[tuple[fx.Node, ...]]:
 
 def detached(
     region: Region, group: Sequence[fx.Node], inputs: Sequence[fx.Node], outputs: Sequence[fx.Node]
-) -> Detached:
-    """The code of one run."""
+) -> Callable[..., tuple[Any, ...]]:
+    """The code of one run, `(module, *inputs)` to its outputs."""
+    if WITHIN not in group[0].meta:
+        return Detached(_compiled(region, group, inputs, outputs), group[0].meta[DETACH] == CUT)
+    by_name = {node.name: node for node in outputs}
+
+    def compiled(names: Sequence[str]) -> Callable[..., tuple[Any, ...]]:
+        wanted = [by_name[name] for name in names]
+        return _compiled(region, _needed(group, wanted), inputs, wanted)
+
+    around: Around = group[0].meta[WITHIN]
+    return around.around(compiled, tuple(node.name for node in inputs), tuple(by_name))
+
+
+def _compiled(
+    region: Region, group: Sequence[fx.Node], inputs: Sequence[fx.Node], outputs: Sequence[fx.Node]
+) -> Callable[..., tuple[Any, ...]]:
+    """The nodes of `group` as code."""
     part, made = fx.Graph(), dict[fx.Node, fx.Node]()
     for node in inputs:
         made[node] = part.placeholder(node.name)
@@ -81,4 +113,13 @@ def detached(
                 made[source] = part.node_copy(source)
         made[node] = part.node_copy(node, made.__getitem__)
     part.output(tuple(made[node] for node in outputs))
-    return Detached(compile_graph(part, region.path), group[0].meta[DETACH] == CUT)
+    return compile_graph(part, region.path)
+
+
+def _needed(group: Sequence[fx.Node], outputs: Sequence[fx.Node]) -> list[fx.Node]:
+    """Of `group`, what `outputs` depend on, and the spans of no_grad and autocast around it."""
+    wanted = set(outputs)
+    for node in reversed(group):
+        if node in wanted or not (node.users or value_tensors(node.meta.get("val"))):
+            wanted.update((node, *node.all_input_nodes))
+    return [node for node in group if node in wanted]

@@ -9,7 +9,7 @@ from torch import fx
 from rewrite.plan.curve import Point
 from rewrite.plan.rerun import changes_mode, is_effect
 from rewrite.program import value_tensors
-from rewrite.tags import KEEP, KEEP_STATE, RECOMPUTE
+from rewrite.tags import KEEP, KEEP_STATE, RECOMPUTE, WITHIN
 
 
 def tag(nodes: Iterable[fx.Node], names: Collection[str], point: Point, segment: int, once: Collection[str]) -> int:
@@ -19,7 +19,7 @@ def tag(nodes: Iterable[fx.Node], names: Collection[str], point: Point, segment:
     """
     tagged = False
     for node in nodes:
-        if node.op in ("placeholder", "output", "get_attr"):
+        if node.op in ("placeholder", "output", "get_attr") or WITHIN in node.meta:
             continue
         if node.name not in names or node.name in once or is_effect(node) or node.meta.get("object"):
             if tagged and _stands_between(node):
