@@ -219,9 +219,9 @@ class Casting:
         return made
 
     def _drop_unread(self) -> None:
-        """Weights whose only readers were layers that are written out now."""
-        for node in list(self.region.nodes()):
-            if node.op == "get_attr" and not node.users:
+        """Casts that are read past, and weights whose only readers were layers that are written out now."""
+        for node in reversed(list(self.region.nodes())):
+            if not node.users and (node.op == "get_attr" or is_cast(self.region, node)):
                 self.graph.erase_node(node)
 
     # Casts.
@@ -277,6 +277,9 @@ class Casting:
         origin = self.source_of.get(source, source)
         if origin.meta["val"].dtype == dtype:
             return origin
+        before: Any = origin.args[0] if is_cast(self.region, origin) else None
+        if isinstance(before, fx.Node) and _is_tensor(before) and before.meta["val"].dtype == dtype:
+            return before  # the author's own cast of a weight that is in this precision
         key = (origin, dtype, within, self.span[reader], reader.meta.get(RECOMPUTE), self._volatile(origin, reader))
         if key in self.made:
             return self.made[key]

@@ -15,11 +15,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar
 
-from passes.levels import DYNAMIC, LEVELS, Level, chosen_level
+from passes.levels import DYNAMIC, LEVELS, Level, chosen_level, table
 from rewrite import Change, Numerics, Pass, PassError, PassResult, Precision, Refusal, SelectorError, matches
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from torch.fx import Node
 
@@ -70,6 +70,16 @@ class MixedPrecision(Pass):
     @property
     def _short(self) -> str:
         return "bf16" if "b" in self.dtype else "fp16"
+
+    @classmethod
+    def table(cls) -> Sequence[tuple[str, ...]]:
+        """The levels."""
+        return table()
+
+    def settings(self) -> Mapping[str, str]:
+        """The level's row with what was given in its place."""
+        header, row = table({self.level: self.chosen})
+        return dict(zip(header, row, strict=True))
 
     def precision(self) -> Precision | None:
         """What the model is to compute in; None under O0, which leaves it alone."""

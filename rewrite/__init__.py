@@ -61,7 +61,7 @@ if TYPE_CHECKING:
     from rewrite.program import Region as Region
     from rewrite.report.sizes import parse_bytes as parse_bytes
     from rewrite.report.sizes import size_text as size_text
-    from rewrite.scaling import full_precision_state as full_precision_state
+    from rewrite.scaling import full_precision as full_precision
     from rewrite.scaling import loss_scaler as loss_scaler
     from rewrite.selectors import matches as matches
     from rewrite.tags import CUT as CUT
@@ -92,7 +92,7 @@ _HOMES = {
     "rewrite.optim.build": ("optimizer",),
     "rewrite.optim.convert": ("convert_optimizer_state",),
     "rewrite.precision": ("Precision",),
-    "rewrite.scaling": ("full_precision_state", "loss_scaler"),
+    "rewrite.scaling": ("full_precision", "loss_scaler"),
     "rewrite.weight_casts": ("cast_weight",),
     "rewrite.plan.document": ("Plan",),
     "rewrite.plan.fit": ("Fit",),

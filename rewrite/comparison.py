@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -56,7 +57,10 @@ def structure(original: nn.Module, rewritten: nn.Module, replaced: Collection[st
         return
     for name, parameter in ours.items():
         if (other := theirs.get(name)) is not None:
-            yield _row(name, "identity", parameter, other, 0.0, "")
+            rounded = parameter.to(other.dtype) if other.is_floating_point() else parameter
+            note = "" if other.dtype == parameter.dtype else f"held in {str(other.dtype).removeprefix('torch.')}"
+            row = _row(name, "identity", rounded, other, 0.0, "")
+            yield replace(row, note=row.note or note)
 
 
 def _ties(parameters: Mapping[str, nn.Parameter]) -> set[tuple[str, ...]]:

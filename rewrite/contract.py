@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import abc
 import enum
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
@@ -110,6 +110,15 @@ class Pass(abc.ABC):
         None by default: a pass then runs only where it is named.
         """
         return ()
+
+    @classmethod
+    def table(cls) -> Sequence[tuple[str, ...]]:
+        """What an option's values stand for, for `rewrite passes`: rows of text, the header first; none by default."""
+        return ()
+
+    def settings(self) -> Mapping[str, str]:
+        """What the options given come to, for `rewrite passes NAME{...}`; nothing by default."""
+        return {}
 
     def precision(self) -> Precision | None:
         """The precision this pass has the model compute in; None, by default, for a pass that casts nothing.

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import difflib
 import inspect
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from importlib import metadata
 
 from rewrite.contract import Numerics, Pass
@@ -27,6 +28,10 @@ class Description:
     doc: str = ""
     numerics: Numerics | None = None
     options: tuple[Option, ...] = ()
+    table: tuple[tuple[str, ...], ...] = ()
+    """Rows of text, the header first: what an option's values stand for."""
+    settings: Mapping[str, str] = field(default_factory=dict)
+    """What the options given come to."""
     fault: str = ""
     """Why the pass cannot be loaded; "" when it can."""
 
@@ -67,7 +72,8 @@ def describe(name: str) -> Description:
         return Description(name, _shippers(name), fault=broken.cause)
     doc = inspect.cleandoc(cls.__doc__ or "")
     summary = " ".join(doc.split("\n\n")[0].split())
-    return Description(name, _shippers(name), summary, doc, cls.numerics, documented_options(cls))
+    shown = tuple(tuple(row) for row in cls.table())
+    return Description(name, _shippers(name), summary, doc, cls.numerics, documented_options(cls), shown)
 
 
 def _entry_points() -> tuple[metadata.EntryPoint, ...]:

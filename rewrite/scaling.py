@@ -1,13 +1,16 @@
-"""Loss scaling as the precision of a rewritten model asks for it."""
+"""Training and saving as the precision of a rewritten model asks for it: loss scaling, fp32 weights."""
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 from torch import nn
 
 from rewrite.emit.forward import RegionForward
+from rewrite.emit.low_weights import LOW, hold
 from rewrite.errors import ModelError
 from rewrite.precision import DYNAMIC, Precision
 
@@ -50,16 +53,14 @@ def precision_of(model: nn.Module) -> Precision | None:
     return forward.rewriting.precision
 
 
-def full_precision_state(model: nn.Module) -> dict[str, Any]:
-    """The state dict with every half-precision tensor widened to fp32, tied ones still one tensor.
+@contextlib.contextmanager
+def full_precision(model: nn.Module) -> Iterator[nn.Module]:
+    """Within the block, half-precision parameters and saved buffers of `model` are held in fp32, tied ones as one.
 
-    For `model.save_pretrained(folder, state_dict=rewrite.full_precision_state(model))` of a model whose parameters
-    are held in half.
+    For saving a model whose weights are half: `with rewrite.full_precision(model): model.save_pretrained(folder)`.
     """
-    wide: dict[int, torch.Tensor] = {}
-    found: dict[str, Any] = {}
-    for name, value in model.state_dict(keep_vars=True).items():
-        if isinstance(value, torch.Tensor) and value.dtype in (torch.float16, torch.bfloat16):
-            value = wide.setdefault(id(value), value.detach().float())
-        found[name] = value.detach() if isinstance(value, torch.Tensor) else value
-    return found
+    restore = hold(model, LOW, torch.float32)
+    try:
+        yield model
+    finally:
+        restore()

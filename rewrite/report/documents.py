@@ -166,6 +166,8 @@ def _description_document(description: Description) -> Document:
             }
             for option in description.options
         ],
+        "table": [list(row) for row in description.table],
+        "settings": dict(description.settings),
     }
 
 

@@ -42,6 +42,26 @@ def pass_lines(description: Description, width: int) -> Iterator[Text]:
     for option in description.options:
         told = f"{annotation_text(option.annotation)}; {default_text(option)}. {option.doc}".strip()
         yield from wrapped_behind(f"  {option.name}", told, column, width)
+    yield from _table_lines(description)
+
+
+def _table_lines(description: Description) -> Iterator[Text]:
+    """The values of an option side by side, one property of theirs a line; then what the options given come to."""
+    if description.table:
+        yield Text("")
+        yield Text(f"{description.table[0][0]}s", "bold")
+        columns = [list(column) for column in zip(*description.table, strict=True)]
+        columns[0][0] = ""
+        widths = [max(map(len, row)) + 2 for row in description.table]
+        for column in columns:
+            cells = [f"{cell:<{width}}" for cell, width in zip(column, widths, strict=True)]
+            yield Text(f"  {''.join(cells)}".rstrip())
+    if description.settings:
+        yield Text("")
+        yield Text("with these options", "bold")
+        width = max(map(len, description.settings)) + 2
+        for name, value in description.settings.items():
+            yield Text(f"  {name:<{width}}{value}")
 
 
 def _numerics_text(description: Description) -> str:
