@@ -104,7 +104,7 @@ def swapped(root: nn.Module, convert: Convert) -> Iterator[None]:
     Parameters, buffers, plain tensor attributes, and tensors in lists, tuples and dicts among the attributes. What
     the block changes in the modules (attributes, buffers, containers) is undone.
     """
-    saved = [(module, _Attributes(module)) for module in root.modules()]
+    saved = [(module, Attributes(module)) for module in root.modules()]
     try:
         for module, _ in saved:
             for name, value in list(module.__dict__.items()):
@@ -132,7 +132,7 @@ def same_random_state() -> Iterator[None]:
                 numpy.random.set_state(state)
 
 
-class _Attributes:
+class Attributes:
     """A module's `__dict__` with the contents of the plain containers in it."""
 
     def __init__(self, module: nn.Module) -> None:

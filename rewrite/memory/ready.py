@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 
 import torch
@@ -9,14 +10,49 @@ from torch import nn
 
 from rewrite.emit.forward import RegionForward
 from rewrite.inputs import as_call
+from rewrite.memory.fakes import Attributes, same_random_state
 from rewrite.memory.modes import in_mode
 
 
 def make_ready(module: nn.Module, example_inputs: Any, *, train: bool) -> None:
-    """Capture this kind of call, if `module` is rewritten and has no code for it yet, as the first real one would."""
-    forward = vars(module).get("forward")
-    if not isinstance(forward, RegionForward):
-        return
+    """Capture this kind of call, if `module` is rewritten, or wraps a model that is, and has no code for it yet.
+
+    As the first real call would. A wrapper (peft's) is run up to the call of the model in it; torch's own (DDP,
+    FSDP), which talk to other processes on the way, are not.
+    """
     args, kwargs = as_call(example_inputs)
+    forward = vars(module).get("forward")
     with in_mode(module, train), torch.set_grad_enabled(train):
+        if isinstance(forward, RegionForward):
+            forward.prepare(args, kwargs)
+        elif not type(module).__module__.startswith("torch."):
+            _ready_within(module, args, kwargs)
+
+
+def _ready_within(wrapper: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    found = (inner for inner in wrapper.modules() if isinstance(vars(inner).get("forward"), RegionForward))
+    model = next(found, None)
+    if model is None:
+        return
+    forward: RegionForward = vars(model)["forward"]
+
+    def prepare(*args: Any, **kwargs: Any) -> None:
+        vars(model)["forward"] = forward  # code is made for a module as it is
         forward.prepare(args, kwargs)
+        raise _ReadyError
+
+    inside = set(model.modules())
+    around = [(module, Attributes(module)) for module in wrapper.modules() if module not in inside]
+    vars(model)["forward"] = prepare
+    try:
+        # what else it raises, as on meta tensors, the run on fakes raises too, or need not
+        with same_random_state(), contextlib.suppress(Exception):
+            wrapper(*args, **kwargs)
+    finally:
+        vars(model)["forward"] = forward
+        for module, attributes in around:
+            attributes.restore(module)
+
+
+class _ReadyError(Exception):
+    """The model in the wrapper has been called."""
