@@ -1,4 +1,4 @@
-"""Fine-tune a small Llama with LoRA: frozen weights in 4 bits, 8-bit Adam, blocks recomputed. Save, and go on from it."""
+"""Fine-tune a small Llama with LoRA: frozen weights in 4 bits, 8-bit Adam, recompute. Save, and go on from the file."""
 
 import io
 
