@@ -65,14 +65,14 @@ def _lost_instances(before: Program, after: Program) -> BrokenPromise | None:
 
 def _broken_region(before: Program, after: Program) -> BrokenPromise | None:
     for region in after.regions:
-        was = before.region(region.path)
+        had = [each for each in before.regions if region.path in each.instances]  # several, if called in several ways
         for check in (_invalid_graph, _invalid_tag):
             broken = check(region)
             if broken is not None:
                 return broken
         for part, signature in _SIGNATURES.items():
-            if signature(was.graph) != signature(region.graph):
-                cause = f"the {part} of region {region.path!r} changed from {signature(was.graph)} to "
+            if signature(region.graph) not in map(signature, (each.graph for each in had)):
+                cause = f"the {part} of region {region.path!r} changed from {signature(had[0].graph)} to "
                 return BrokenPromise(cause + signature(region.graph), f"leave the {part} of a region as they are")
     return None
 

@@ -9,6 +9,7 @@ import io
 import pickle
 import weakref
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import bitsandbytes as bnb
@@ -467,6 +468,26 @@ def test_a_budget_counts_them() -> None:
 
     assert rewrite.estimate(small, inputs).peak_bytes <= 4 * 2**20
     assert len(layers(small)) == 12
+
+
+def test_a_block_that_is_called_with_a_mask_and_without() -> None:
+    class Pair(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.model = bert().bert
+
+        def forward(self, ids: torch.Tensor, mask: torch.Tensor) -> SimpleNamespace:
+            one = self.model(input_ids=ids, attention_mask=mask).pooler_output
+            return SimpleNamespace(loss=(one * self.model(input_ids=ids).pooler_output).sum())
+
+    ids = tokens()["input_ids"]
+    mask = torch.ones_like(ids)
+    mask[0, 7:] = 0
+    model, inputs = Pair(), {"ids": ids, "mask": mask}
+    small = rewrite.optimize(model, [QuantizeFrozen(), Checkpoint()], example_inputs=inputs)
+
+    assert_same_step(with_stored_weights(model, small), small, inputs)
+    assert {change.path for change in rewrite.report(small).changes} == {"model.encoder.layer.0"}
 
 
 def test_frozen_later_it_stays_as_it_is() -> None:
