@@ -28,6 +28,9 @@ class Example:
     found: dict[Hashable, Any] = field(default_factory=dict)
     """What planning has found of programs of this call, by what it depends on, so that it is found once."""
 
+    settled: dict[Hashable, Any] = field(default_factory=dict)
+    """Plans made for earlier calls of the model, which hold for equal ones."""
+
     def inputs(self) -> Any:
         """The call as example inputs: positional ones by name where there are both."""
         if not self.kwargs or not self.args:

@@ -60,6 +60,7 @@ def test_every_plan_shape_and_mask(name: str, plan: str) -> None:
     check(name, plan, 2, ZOO[name].masks)
 
 
+@pytest.mark.thinned(2)
 @names("bert", "llama", "plain-unet")
 @pytest.mark.parametrize("plan", ["untouched", "sqrt"])
 def test_another_plan(name: str, plan: str) -> None:

@@ -67,6 +67,8 @@ class Rewriting:
         self.seen_whole = False
         """Whether the passes have seen the whole model once, rather than single blocks of it."""
         self.results: list[pipeline.PipelineResult] = []
+        self.settled: dict[Hashable, Any] = {}
+        """Plans made for calls of the model, which hold for equal ones: see `Example`."""
         """One for each capture, the first from the example inputs."""
         self.before: list[Program] = []
 
@@ -147,7 +149,7 @@ class Rewriting:
         if self.hold(program):
             program = self.program(path, self.capture(path, args, kwargs))
         trains = path == "" and self.root.training and torch.is_grad_enabled()
-        example = Example(self.root if trains else None, args, kwargs, self.optimizer, self.device)
+        example = Example(self.root if trains else None, args, kwargs, self.optimizer, self.device, {}, self.settled)
         program = replace(program, metadata={**program.metadata, "example": example})
         try:
             if trains and self.choose is not None:
@@ -274,7 +276,7 @@ class Rewriting:
         memo[id(self)] = made
         vars(made).update(vars(self))
         made.root = copy.deepcopy(self.root, memo)
-        made.results, made.before = list(self.results), list(self.before)
+        made.results, made.before, made.settled = list(self.results), list(self.before), dict(self.settled)
         made.failed, made.full, made.without_graph = set(self.failed), set(self.full), set(self.without_graph)
         return made
 

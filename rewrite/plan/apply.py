@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from rewrite.plan.curve import Point
-from rewrite.plan.outline import Piece
+from rewrite.plan.settled import Spot
 from rewrite.plan.tagging import tag
 from rewrite.program import Program, Region
 
@@ -33,18 +33,18 @@ Parts = tuple[tuple[tuple[str, ...], frozenset[str], Point], ...]
 
 
 def apply_points(
-    program: Program, pieces: Sequence[Piece], points: Sequence[Point | None]
+    program: Program, spots: Sequence[Spot], points: Sequence[Point | None]
 ) -> tuple[Program, tuple[Kept, ...]]:
-    """`program`, which may be changed, with each piece tagged to keep what its point says; None leaves it as it is.
+    """`program`, which may be changed, with the piece at each spot tagged to keep what its point says; None leaves it.
 
     Instances of a region that keep different things get graphs of their own.
     """
     parts: dict[tuple[int, str], Parts] = {}
-    for piece, point in zip(pieces, points, strict=True):
-        place = piece.region, piece.instance
+    for spot, point in zip(spots, points, strict=True):
+        place = spot.region, spot.instance
         known = parts.get(place, ())
-        if point is not None and all(names != piece.names for names, _, _ in known):
-            parts[place] = (*known, (piece.names, piece.once, point))
+        if point is not None and all(names != spot.names for names, _, _ in known):
+            parts[place] = (*known, (spot.names, spot.once, point))
     kept: list[Kept] = []
     for number, region in enumerate(program.regions):
         groups: dict[Parts, list[str]] = {}

@@ -25,6 +25,7 @@ from rewrite.plan.model import plan_model, plan_models
 from rewrite.plan.offers import applied, installed, offers, pipelines
 from rewrite.plan.outline import Outline, outline
 from rewrite.plan.search import KeepPlan, Search, search_of, too_small
+from rewrite.plan.settled import spot_of
 from rewrite.plan.stage import staged
 from rewrite.plan.trial import try_program
 from rewrite.program import Program
@@ -289,7 +290,8 @@ class Joint:
         simulated = lowest.ladder.simulated(RUNGS)
         candidate = (lowest.realized(simulated) if isinstance(lowest, Mix) else None) or lowest
         choice = candidate.ladder.simulated(RUNGS).choice
-        program, _ = apply_points(candidate.program.copy(), candidate.model.pieces, candidate.model.points(choice))
+        spots = [spot_of(piece) for piece in candidate.model.pieces]
+        program, _ = apply_points(candidate.program.copy(), spots, candidate.model.points(choice))
         return try_program(program, self.example)
 
     def _priced(self, target: int, bounds: dict[int, int], budgeted: Pass) -> Priced:

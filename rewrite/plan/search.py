@@ -16,8 +16,10 @@ from rewrite.memory.rates import PEAK_RATES, Rates
 from rewrite.memory.timeline import Estimate
 from rewrite.plan.apply import Kept, apply_points
 from rewrite.plan.chain import Simulation
+from rewrite.plan.curve import Point
 from rewrite.plan.ladder import RUNGS, Ladder
 from rewrite.plan.model import Known, PlanModel, plan_model
+from rewrite.plan.settled import Settled, Spot, call_key, spot_of
 from rewrite.plan.trial import try_program
 from rewrite.program import Program
 from rewrite.report.sizes import size_text
@@ -57,7 +59,20 @@ def plan_keep(program: Program, budget_bytes: int, *, profile: str | None = None
         raise InputError(
             "plan_keep", "the program is not a whole model that is being rewritten", "call it from a pass's apply()"
         )
-    return search_of(program, example, profile=profile, calibrate=calibrate).plan(budget_bytes)
+    key = call_key(program, example.args, example.kwargs), budget_bytes, profile, calibrate
+    if key in example.settled:
+        return _again(program, budget_bytes, example.settled[key])
+    search = search_of(program, example, profile=profile, calibrate=calibrate)
+    plan = search.plan(budget_bytes)
+    spots, points = search.places(plan.rung)
+    example.settled[key] = Settled(spots, points, plan.before, plan.after, plan.seconds, plan.rung)
+    return plan
+
+
+def _again(program: Program, budget_bytes: int, settled: Settled) -> KeepPlan:
+    """The plan that was made for an equal program."""
+    tagged, kept = apply_points(program.copy(), settled.spots, settled.points)
+    return KeepPlan(tagged, kept, budget_bytes, settled.before, settled.after, settled.seconds, settled.rung)
 
 
 def search_of(program: Program, example: Example, *, profile: str | None = None, calibrate: bool = False) -> Search:
@@ -135,13 +150,21 @@ class Search:
         """The plan of a rung, with its simulated peak."""
         return self.ladder.simulated(rung)
 
+    def places(self, rung: int) -> tuple[tuple[Spot, ...], tuple[Point | None, ...]]:
+        """Where the plan of a rung keeps what."""
+        if rung == 0:
+            return (), ()
+        points = self.model.points(self.simulated(rung).choice)
+        return tuple(spot_of(piece) for piece in self.model.pieces), points
+
     def measured(self, choice: tuple[int, ...]) -> Estimate:
         """The memory of a step with this choice, run on fakes."""
         return self._try(choice)[2]
 
     def _try(self, choice: tuple[int, ...]) -> tuple[Program, tuple[Kept, ...], Estimate]:
         if choice not in self._tried:
-            program, kept = apply_points(self.program.copy(), self.model.pieces, self.model.points(choice))
+            spots = [spot_of(piece) for piece in self.model.pieces]
+            program, kept = apply_points(self.program.copy(), spots, self.model.points(choice))
             self._tried[choice] = program, kept, try_program(program, self.example)
         return self._tried[choice]
 

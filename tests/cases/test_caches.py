@@ -66,6 +66,7 @@ def lengths(cache: Any) -> list[int]:
     return [layer.keys.shape[2] for layer in cache.layers]
 
 
+@pytest.mark.thinned(2)
 @specs
 @pytest.mark.parametrize(("kind", "make"), [(Growing, dict), (GrowingCache, DynamicCache)], ids=["dict", "cache"])
 def test_a_cache_does_not_grow_in_the_recompute(kind: type[Growing], make: type, spec: str) -> None:

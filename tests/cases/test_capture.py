@@ -61,6 +61,7 @@ def made(model: nn.Module, plan: str, example: Any) -> nn.Module:
     return small
 
 
+@pytest.mark.thinned(3)
 @plans
 @pytest.mark.parametrize("block", [GatedBlock, Flagged])
 @pytest.mark.parametrize("first", ["train", "eval"])
@@ -77,6 +78,7 @@ def test_eval_is_deterministic_and_train_is_not(first: str, block: type[GatedBlo
     assert_equal(run(model, {"hidden": hidden}), run(small, {"hidden": hidden}))
 
 
+@pytest.mark.thinned(3)
 @plans
 @pytest.mark.parametrize("part", ["blocks.1.dropout", "blocks.1"])
 def test_one_part_in_eval_mode_stays_so(part: str, plan: str) -> None:
@@ -123,6 +125,7 @@ class CentredBlock(nn.Module):
         return self.centred(hidden) * self.scale
 
 
+@pytest.mark.thinned(3)
 @plans
 @pytest.mark.parametrize("kind", [Centred, CentredByDecorator])
 def test_no_grad_is_kept(kind: type[nn.Module], plan: str) -> None:
@@ -238,6 +241,7 @@ class OddModel(nn.Module):
         return hidden.pow(2).mean()
 
 
+@pytest.mark.thinned(3)
 @pytest.mark.parametrize("does", [lists, asks, draws, remembers])
 def test_what_is_refused_is_told_with_module_and_line(does: Callable[..., torch.Tensor]) -> None:
     """huggingface/transformers#36022: a model that is not captured, and no word of where it fails."""
@@ -247,6 +251,7 @@ def test_what_is_refused_is_told_with_module_and_line(does: Callable[..., torch.
     assert_told(program, model)
 
 
+@pytest.mark.thinned(3)
 @plans
 @pytest.mark.parametrize("first", ["absent", "padded"])
 @names("bert", sweep=("llama", "torch-transformer"))
@@ -341,6 +346,7 @@ class Writing(nn.Module):
         return hidden + inner
 
 
+@pytest.mark.thinned(3)
 @plans
 @pytest.mark.parametrize("block", [Hooked, Cast, Writing], ids=lambda block: block.__name__)
 def test_what_a_block_does_besides_its_products_is_kept(plan: str, block: type[nn.Module]) -> None:

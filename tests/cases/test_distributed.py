@@ -77,7 +77,8 @@ def worker(rank: int, port: int, spec: str, folder: str) -> None:
         dist.destroy_process_group()
 
 
-@pytest.mark.parametrize("spec", ["checkpoint", "checkpoint{policy=sqrt}", PLANNED])
+@pytest.mark.thinned(3)
+@pytest.mark.parametrize("spec", [PLANNED, "checkpoint", "checkpoint{policy=sqrt}"])
 def test_a_block_applied_twice_trains_under_data_parallelism(spec: str, tmp_path: Path) -> None:
     """huggingface/transformers#23018: "marked ready twice" when a recomputed block is used more than once."""
     with socket.socket() as probe:

@@ -95,6 +95,7 @@ def asked(model: Stack) -> list[int]:
     return [ASKED[module] for module in model.modules() if isinstance(module, Gate)]
 
 
+@pytest.mark.thinned(3)
 @pytest.mark.parametrize("spec", ["", *SPECS])
 @pytest.mark.parametrize("kind", [Gated, Asking, RecomputedGated, Holding])
 def test_saved_bytes_do_not_rise_where_a_part_falls_back(kind: type[nn.Module], spec: str) -> None:
@@ -110,6 +111,7 @@ def test_saved_bytes_do_not_rise_where_a_part_falls_back(kind: type[nn.Module], 
     assert saved_bytes(small, batch()) <= saved_bytes(model, batch())
 
 
+@pytest.mark.thinned(3)
 @pytest.mark.parametrize("spec", SPECS)
 def test_all_but_what_fell_back_is_recomputed(spec: str) -> None:
     """Lightning-AI/lightning-thunder#2527: what is not captured takes its block, or its neighbours, along."""
@@ -145,6 +147,7 @@ class Cast(Silent):
         return torch.tanh(product.float())
 
 
+@pytest.mark.thinned(3)
 @pytest.mark.parametrize("spec", ["", *SPECS, "checkpoint{policy=sqrt},checkpoint"])
 @pytest.mark.parametrize("kind", [Silent, Cast])
 def test_a_span_inside_what_the_model_recomputes_itself_is_kept(kind: type[Silent], spec: str) -> None:

@@ -45,6 +45,7 @@ class Normed(nn.Module):
         return torch.tanh(self.norm(hidden))
 
 
+@pytest.mark.thinned(3)
 @specs
 @pytest.mark.parametrize("momentum", [0.1, None])
 def test_the_running_mean_is_that_of_one_batch(momentum: float | None, spec: str) -> None:
@@ -62,6 +63,7 @@ def test_the_running_mean_is_that_of_one_batch(momentum: float | None, spec: str
     torch.testing.assert_close(norm.running_mean, hidden.mean(0) * (1 if momentum is None else momentum))
 
 
+@pytest.mark.thinned(3)
 @specs
 @pytest.mark.parametrize("frozen", ["before", "after"])
 @names("bert", sweep=("plain-branching", "gpt2", "t5"))

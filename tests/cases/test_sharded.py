@@ -56,7 +56,8 @@ def worker(rank: int, port: int, spec: str, folder: str) -> None:
         dist.destroy_process_group()
 
 
-@pytest.mark.parametrize("spec", ["checkpoint", "checkpoint{policy=sqrt}", PLANNED])
+@pytest.mark.thinned(3)
+@pytest.mark.parametrize("spec", [PLANNED, "checkpoint", "checkpoint{policy=sqrt}"])
 def test_sharded_blocks_train_as_the_plain_ones(spec: str, tmp_path: Path) -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))

@@ -130,6 +130,7 @@ def test_what_is_tagged_already_stays_and_the_rest_is_tagged_around_it() -> None
 # Select.
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize(
     ("select", "expected"),
     [
@@ -373,6 +374,7 @@ class Counting(Layer):
         return super().forward(hidden) if hidden.sum().item() > -1e9 else hidden
 
 
+@pytest.mark.thinned(3)
 @pytest.mark.parametrize("policy", ["blocks", "sqrt"])
 @pytest.mark.parametrize("place", [0, 2])
 def test_a_module_without_a_graph_is_never_run_twice(place: int, policy: str) -> None:

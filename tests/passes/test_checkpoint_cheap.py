@@ -40,6 +40,7 @@ def test_cheap_saves_without_matrix_work(make: Any) -> None:
     assert full.flops.backward > before.flops.backward
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize("make", [bert, llama], ids=["bert", "llama"])
 def test_cheap_is_exact(make: Any) -> None:
     torch.manual_seed(0)

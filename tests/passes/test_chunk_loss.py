@@ -73,6 +73,7 @@ def _small_heads(monkeypatch: pytest.MonkeyPatch) -> None:
 # Numbers.
 
 
+@pytest.mark.thinned(3)
 @pytest.mark.parametrize("finish", FINISHES, ids=lambda finish: finish.__name__)
 @pytest.mark.parametrize("chunks", [3, 8])
 def test_loss_and_gradients_are_eagers(finish: Any, chunks: int) -> None:
@@ -100,6 +101,7 @@ def test_heads_with_and_without_bias_tied_or_not(bias: bool, tied: bool) -> None
     assert_close(step(model, batch()), step(small, batch()))
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize(("rows", "length"), [(1, 1), (1, 2), (1, 7), (2, 1), (4, 1)])
 def test_short_batches(rows: int, length: int) -> None:
     """Captured for their own sizes, or for others."""
@@ -132,6 +134,7 @@ def test_hidden_states_that_are_not_contiguous() -> None:
     assert_close(step(model, batch()), step(chunked(model, batch()), batch()))
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("finish", [heads.shifted, heads.flat, heads.soft_capped, heads.low_rank])
 def test_half_precision_is_as_near_the_truth_as_eager(dtype: torch.dtype, finish: Any) -> None:

@@ -85,6 +85,7 @@ def test_a_plan_is_the_same_whatever_was_asked_before() -> None:
     assert joint(model(), batch()).plan(plan.keep.budget_bytes).spec == plan.spec
 
 
+@pytest.mark.thinned(3)
 @pytest.mark.parametrize("step", [3, 6, 9])
 def test_the_spec_makes_the_plan_again(step: int) -> None:
     plan = swept()[step]

@@ -72,6 +72,7 @@ def test_the_simulated_peak_of_a_real_architecture_is_what_a_run_measures(name: 
     simulated_as_measured(searched(name), (RUNGS // 4, RUNGS // 2, 3 * RUNGS // 4, RUNGS))
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize("name", SMALL)
 def test_every_budget_is_kept_and_a_smaller_one_never_has_a_larger_peak(name: str) -> None:
     sweep(searched(name), points=8)

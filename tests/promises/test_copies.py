@@ -34,6 +34,7 @@ COPIES: dict[str, Callable[[nn.Module], nn.Module]] = {
 }
 
 
+@pytest.mark.thinned(3)
 @pytest.mark.parametrize("way", COPIES)
 @models
 def test_a_copy_computes_the_same_with_weights_of_its_own(name: str, way: str) -> None:
@@ -48,6 +49,7 @@ def test_a_copy_computes_the_same_with_weights_of_its_own(name: str, way: str) -
     assert_equal(run(both.plain, both.inputs), run(made, both.inputs))
 
 
+@pytest.mark.thinned(3)
 @pytest.mark.parametrize("way", COPIES)
 def test_a_copy_still_recomputes(way: str) -> None:
     both = pair("bert")
@@ -85,6 +87,7 @@ def test_a_state_dict_goes_both_ways(name: str) -> None:
     assert_equal(run(other, both.inputs), run(both.small, both.inputs))
 
 
+@pytest.mark.thinned(3)
 @policies
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
 def test_another_dtype(dtype: torch.dtype, policy: str) -> None:

@@ -56,6 +56,7 @@ def place(model: nn.Module, where: str) -> nn.Module:
     return next((module for module in block.children() if list(module.children())), block)
 
 
+@pytest.mark.thinned(3)
 @names("plain-branching", sweep=("bert", "llama"))
 @policies
 @pytest.mark.parametrize("where", PLACES)
@@ -71,6 +72,7 @@ def test_a_hook_registered_after_the_rewrite_fires_once(kind: str, where: str, p
     assert len(found) == 1 or (kind.startswith("full backward") and where == "root")
 
 
+@pytest.mark.thinned(3)
 @pytest.mark.parametrize("where", PLACES)
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_hook_registered_before_the_rewrite_fires_once(kind: str, where: str) -> None:
@@ -88,6 +90,7 @@ def test_a_hook_registered_before_the_rewrite_fires_once(kind: str, where: str) 
     assert len(calls) == 1 or (kind.startswith("full backward") and where == "root")
 
 
+@pytest.mark.thinned(3)
 @policies
 @pytest.mark.parametrize("where", PLACES[:3])
 def test_a_hook_may_change_the_output(where: str, policy: str) -> None:

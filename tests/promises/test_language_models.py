@@ -15,6 +15,7 @@ from tests.zoo.compare import assert_equal, run
 peft = pytest.importorskip("peft")
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize("sample", [False, True], ids=["greedy", "sampled"])
 @names("llama", sweep=("gpt2", "t5", "gemma2", "mamba", "bart", "mixtral"))
 def test_generation_is_the_originals(name: str, sample: bool) -> None:

@@ -98,6 +98,7 @@ class TwoResults(nn.Module):
         return given, beside
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize("subset", [NOTHING, EVERYTHING], ids=str)
 def test_results_with_backwards_of_their_own(subset: Subset) -> None:
     plain, small = pair(TwoResults(), subset, hidden())
@@ -139,6 +140,7 @@ def test_a_fresh_step_after_a_backward_that_was_broken_off() -> None:
         both(subset, run)
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize("subset", [NOTHING, STATES, EVERYTHING], ids=str)
 def test_gradients_of_gradients(subset: Subset) -> None:
     def run(model: nn.Module) -> Any:
@@ -182,6 +184,7 @@ def test_optimizers_that_step_during_the_backward() -> None:
         both(subset, run)
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize("reentrant", [False, True])
 def test_torchs_checkpoint_around(reentrant: bool) -> None:
     def run(model: nn.Module) -> Any:
@@ -225,6 +228,7 @@ def test_a_weight_in_several_places(subset: Subset) -> None:
     both(subset, run, body=shared)
 
 
+@pytest.mark.thinned(2)
 @subsets
 @pytest.mark.parametrize("part", ["blocks.0", "weight", "bias", "up"])
 def test_weights_frozen_after_the_rewrite_and_thawed(part: str, subset: Subset) -> None:

@@ -87,6 +87,7 @@ def zeros(block: Any, value: torch.Tensor) -> torch.Tensor:
     return torch.tanh(torch.sin(made)) + value
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize("body", [view_mul, item, zeros])
 @pytest.mark.parametrize("subset", [NOTHING, STATES, SOME], ids=str)
 def test_a_value_that_is_written_through_a_view(body: Any, subset: Subset) -> None:
@@ -128,11 +129,13 @@ def test_an_error_in_the_forward_leaves_nothing_behind() -> None:
         gc.enable()
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize("name", ["_scaled_dot_product_flash_attention", "_cudnn_rnn", "miopen_rnn"])
 def test_private_kernels_that_may_draw(name: str) -> None:
     assert draws(getattr(torch, name), name, (), {})
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize("name", ["poisson_nll_loss", "__rand__", "normalize"])
 def test_names_that_only_look_random(name: str) -> None:
     assert not draws(getattr(torch.nn.functional, name, torch.Tensor.__rand__), name, (), {})
@@ -164,6 +167,7 @@ def recurrent(block: Any, value: torch.Tensor) -> torch.Tensor:
     return block.down(second) + value + (short * long).sum()
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize("subset", [NOTHING, SOME], ids=str)
 def test_a_layer_of_several_results(subset: Subset) -> None:
     plain, small = stacks(

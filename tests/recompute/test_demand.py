@@ -160,6 +160,7 @@ def test_any_subset_of_any_block_keeps_the_numbers(
         assert_same(step(plain, given_, seed=seed, train=train), step(small, given_, seed=seed, train=train))
 
 
+@pytest.mark.thinned(5)
 @pytest.mark.parametrize("name", OPERATIONS)
 def test_each_operation_recomputed(name: str) -> None:
     torch.manual_seed(0)

@@ -13,6 +13,7 @@ from rewrite.recompute import dropout
 from tests.recompute.models import NOTHING, SOME, STATES, Subset, assert_same, hidden, stacks, step
 
 
+@pytest.mark.thinned(3)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("probability", [0.1, 0.5, 0.9])
 @pytest.mark.parametrize("turned", [False, True])
@@ -32,6 +33,7 @@ def test_mask_and_values_are_torchs(dtype: torch.dtype, probability: float, turn
     assert mask.passed.untyped_storage().nbytes() == value.numel()
 
 
+@pytest.mark.thinned(3)
 @pytest.mark.parametrize(
     ("value", "probability", "training"),
     [(torch.ones(3), 0.5, False), (torch.ones(3), 0.0, True), (torch.ones(3), 1.0, True), (torch.ones(0), 0.5, True)],
@@ -50,6 +52,7 @@ LAYERS = {
 }  # fmt: skip
 
 
+@pytest.mark.thinned(3)
 @pytest.mark.parametrize("subset", [NOTHING, STATES], ids=str)
 @pytest.mark.parametrize("layer", LAYERS)
 @pytest.mark.parametrize("probability", [0.0, 0.5, 1.0])

@@ -39,6 +39,7 @@ def mixing(block: Any, value: torch.Tensor) -> torch.Tensor:
     return value + block.up(torch.sin(block.up(value)) @ block.down(value).transpose(1, 2) @ value)
 
 
+@pytest.mark.thinned(2)
 @subsets
 @pytest.mark.parametrize(
     ("then", "later"), [(half, plainly), (half, half), (plainly, half), (mathematics, plainly), (plainly, mathematics)]
