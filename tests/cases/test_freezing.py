@@ -57,7 +57,9 @@ def test_a_frozen_batch_norm_moves_once_where_it_is_not_held() -> None:
     assert found.buffers["encoder.1.num_batches_tracked"].item() == 1
 
 
-@pytest.mark.parametrize("order", ["detach-frozen,checkpoint", "checkpoint,detach-frozen"])
+@pytest.mark.parametrize(
+    "order", ["detach-frozen,checkpoint", pytest.param("checkpoint,detach-frozen", marks=pytest.mark.sweep)]
+)
 def test_lora_trains_under_a_recompute_with_a_frozen_embedding(order: str) -> None:
     """huggingface/transformers#42489: LoRA untrained under checkpointing; every lora_B has a gradient."""
     model = bert(3, 0)
@@ -74,7 +76,9 @@ def test_lora_trains_under_a_recompute_with_a_frozen_embedding(order: str) -> No
     assert all(grad is not None and grad.abs().sum() > 0 for grad in adapters.values())
 
 
-@pytest.mark.parametrize("spec", ["detach-frozen,checkpoint", "checkpoint{policy=sqrt},detach-frozen"])
+@pytest.mark.parametrize(
+    "spec", [pytest.param("detach-frozen,checkpoint", marks=pytest.mark.sweep), "checkpoint{policy=sqrt},detach-frozen"]
+)
 def test_every_trained_weight_behind_frozen_embeddings_has_its_gradient(spec: str) -> None:
     """huggingface/transformers#21381, #23170: freeze the first layer, integer inputs, every trainable grad present."""
     model = bert(3, 1)

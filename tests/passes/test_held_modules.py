@@ -96,6 +96,7 @@ def test_what_is_thawed_goes_back_to_the_mode_that_was_asked_for() -> None:
     assert in_eval(small.train()) == set()
 
 
+@pytest.mark.sweep
 def test_blocks_are_held_one_by_one() -> None:
     model = small_model().train()
     small = rewrite.optimize(model, [DetachFrozen(eval_mode=True), Checkpoint()], example_inputs=tokens())

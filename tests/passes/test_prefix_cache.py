@@ -62,6 +62,7 @@ def test_examples_that_come_again_skip_the_prefix() -> None:
     assert frozen_calls(small, inputs[:, :5]) == 0
 
 
+@pytest.mark.sweep
 def test_what_is_given_back_is_what_was_computed() -> None:
     model = small_model().train()
     small, inputs = cached(model), {"tokens": tokens(6)}
