@@ -29,7 +29,7 @@ def accelerator() -> Iterator[Accelerator]:
     GradientState._reset_state()
 
 
-@pytest.mark.parametrize("bits", [8, 4])
+@pytest.mark.parametrize("bits", [8, pytest.param(4, marks=pytest.mark.sweep)])
 def test_preparing_keeps_the_bytes(bits: int, accelerator: Accelerator) -> None:
     """huggingface/accelerate#1902: "8-bit model becomes 32-bit after prepare"."""
     small = rewrite.optimize(bert(), [QuantizeFrozen(bits), Checkpoint()], example_inputs=tokens())

@@ -93,9 +93,9 @@ def test_bytes_are_those_promised(bits: int) -> None:
     [
         (8, [], 0.0),
         (4, [], 0.0),
-        (8, [Checkpoint()], 0.0),
+        pytest.param(8, [Checkpoint()], 0.0, marks=pytest.mark.sweep),
         (4, [Checkpoint(policy="cheap")], 0.0),
-        (8, [ChunkFFN(chunks=2)], 1e-5),
+        pytest.param(8, [ChunkFFN(chunks=2)], 1e-5, marks=pytest.mark.sweep),
         (4, [ChunkFFN(chunks=3), Checkpoint()], 1e-5),
         pytest.param(4, [Checkpoint()], 0.0, marks=pytest.mark.sweep),
         pytest.param(8, [Checkpoint(policy="cheap")], 0.0, marks=pytest.mark.sweep),
@@ -155,7 +155,8 @@ def test_lora_on_top_trains(bits: int, first: str) -> None:
     assert losses[-1] < losses[0]
 
 
-@ONE
+@pytest.mark.sweep
+@BITS
 def test_lora_gradients_are_near_those_of_the_full_weights(bits: int) -> None:
     model = llama()
     full, small = with_lora(copy.deepcopy(model), LORA), with_lora(quantized(model, bits=bits), LORA)
@@ -184,7 +185,8 @@ def test_saved_bytes_are_those_of_frozen_layers(bits: int) -> None:
     assert weights[0] - weights[1] == encoder - weight_bytes(quantized(model, bits=bits).bert.encoder, nn.Linear)
 
 
-@ONE
+@pytest.mark.sweep
+@BITS
 def test_the_estimate_is_what_the_allocator_says(bits: int) -> None:
     from rewrite.memory.allocator import allocated_peak_bytes
 
@@ -194,7 +196,7 @@ def test_the_estimate_is_what_the_allocator_says(bits: int) -> None:
     assert rewrite.estimate(small, inputs).peak_bytes == pytest.approx(allocated_peak_bytes(small, inputs), rel=0.01)
 
 
-@BITS
+@ONE
 def test_a_diff_without_weights_tells_bytes_before_and_after(bits: int) -> None:
     from rewrite.report.diff import diff_lines
 
@@ -210,7 +212,15 @@ def test_a_diff_without_weights_tells_bytes_before_and_after(bits: int) -> None:
 
 
 @BITS
-@pytest.mark.parametrize("way", ["state dict", "assign", "torch.save", "safetensors", "pickle", "deepcopy"])
+@pytest.mark.parametrize(
+    "way",
+    [
+        "state dict",
+        "safetensors",
+        "pickle",
+        *(pytest.param(way, marks=pytest.mark.sweep) for way in ("assign", "torch.save", "deepcopy")),
+    ],
+)
 def test_saved_and_loaded_it_is_the_same(bits: int, way: str, tmp_path: Path) -> None:
     small = stored(bits)
     expected = step(small, tokens())
@@ -239,7 +249,7 @@ def test_saved_and_loaded_it_is_the_same(bits: int, way: str, tmp_path: Path) ->
         assert bits == 8 or layer.weight.quant_state.absmax is layer.absmax
 
 
-@BITS
+@ONE
 def test_the_state_dict_of_the_model_as_it_was_is_quantized_as_it_loads(bits: int) -> None:
     model, other = bert(), bert()
     nn.init.normal_(other.bert.encoder.layer[1].output.dense.weight)
@@ -281,7 +291,8 @@ def test_weights_are_those_of_bitsandbytes(bits: int) -> None:
     assert ((made.dequantized() - linear.weight).abs() <= bound).all()
 
 
-@ONE
+@pytest.mark.sweep
+@BITS
 def test_a_merged_adapter_is_in_the_weight(bits: int) -> None:
     rewritten = quantized(llama(), bits=bits)
     setattr(rewritten, f"is_loaded_in_{bits}bit", True)  # how peft is told that layers are quantized
@@ -294,7 +305,8 @@ def test_a_merged_adapter_is_in_the_weight(bits: int) -> None:
     assert (merged(**tokens(every=True)).logits - expected).abs().max() < {8: 0.02, 4: 0.2}[bits] * expected.abs().max()
 
 
-@ONE
+@pytest.mark.sweep
+@BITS
 def test_low_precision_and_autocast(bits: int) -> None:
     model = bert()
     small = quantized(model, Checkpoint(), bits=bits)
