@@ -18,6 +18,7 @@ from passes.layers import function_of, is_functional
 from passes.operators import PROMOTING, float_leaves, is_cast, operator_name, tensor_leaves
 from passes.pieces import attribute
 from passes.precision_lists import CLEAR, colours
+from passes.scaled import Scaled
 from passes.spans import called_path
 from rewrite import ORIGIN, RECOMPUTE, cast_weight
 
@@ -146,18 +147,20 @@ class Casting:
     def _shrink(self, product: Node) -> None:
         """Have a head give a part of its logits: 70,000 does not fit in fp16, and a power of two rounds nothing."""
         arguments = dict(zip(("input", "weight", "bias"), product.args, strict=False)) | dict(product.kwargs)
-        weight = arguments["weight"]
-        with self.graph.inserting_before(product):
-            parts = [
-                self._times(each, HEAD_SCALE, product) if isinstance(each, fx.Node) else each
-                for each in (arguments["input"], arguments.get("bias"))
-            ]
-        product.args, product.kwargs = (parts[0], weight, parts[1]), {}
-        for part in parts:
-            if isinstance(part, fx.Node):
-                self.low.add(part)
-                self._give(part)
-                self._retype(part)
+        factors = {"input": (HEAD_SCALE, 1.0), "weight": (1.0, 1 / HEAD_SCALE), "bias": (HEAD_SCALE, 1.0)}
+        parts: list[Any] = []
+        for name, (forward, backward) in factors.items():
+            given = arguments.get(name)
+            if not isinstance(given, fx.Node):
+                parts.append(given)
+                continue
+            with self.graph.inserting_before(product):
+                part = self._times(given, Scaled(forward, backward), product)
+            self.low.add(part)
+            self._give(part)
+            self._retype(part)
+            parts.append(part)
+        product.args, product.kwargs = tuple(parts), {}
 
     def _enlarge(self, product: Node) -> None:
         """The whole logits, in fp32."""
@@ -165,13 +168,13 @@ class Casting:
         after = product.next
         wide = self._cast(product, torch.float32, after, within=False)
         with self.graph.inserting_before(after):
-            whole = self._times(wide, 1 / HEAD_SCALE, product)
+            whole = self._times(wide, Scaled(1 / HEAD_SCALE, 1.0), product)
         whole.meta["val"] = _like(wide.meta["val"], torch.float32)
         for user in users:
             user.replace_input_with(product, whole)
 
-    def _times(self, source: Node, factor: float, like: Node) -> Node:
-        made = self.graph.call_function(torch.mul, (source, factor))
+    def _times(self, source: Node, scaled: Scaled, like: Node) -> Node:
+        made = self.graph.call_function(scaled, (source,))
         value: Any = self.captured.get(source, source.meta["val"])
         _describe(made, source, _like(value, torch.float32), like)
         self.captured[made], self.span[made] = made.meta["val"], self.span[like]

@@ -49,8 +49,17 @@ class _State:
 
 
 def next_round() -> None:
-    """An outermost call of optimized code begins: weights may have changed since the last."""
+    """An outermost call of optimized code begins: weights may have changed since the last.
+
+    A weight whose storage is empty now is one of a sharding engine's, which gathers it when its block runs.
+    """
     _State.round = next(_numbers)
+    for key, copy in list(_copies.items()):
+        weight = copy.weight()
+        if weight is not None and weight.numel() > 0 and not _has_storage(weight):
+            _copies.pop(key, None)
+            _emptied.add(key[0])
+            weakref.finalize(weight, _emptied.discard, key[0])
 
 
 def cast_weight(weight: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
@@ -107,12 +116,7 @@ def _check_all(device: torch.device) -> None:
     checked: list[tuple[tuple[int, torch.dtype], _Copy, torch.Tensor]] = []
     for key, copy in list(_copies.items()):
         weight = copy.weight()
-        if weight is None or weight.device != device or copy.round == _State.round:
-            continue
-        if _is_empty(weight):
-            _copies.pop(key, None)
-            _emptied.add(key[0])
-            weakref.finalize(weight, _emptied.discard, key[0])
+        if weight is None or weight.device != device or copy.round == _State.round or not _has_storage(weight):
             continue
         copy.round = _State.round
         now = _projection(weight)
@@ -130,8 +134,8 @@ def _is_sharded(weight: torch.Tensor) -> bool:
     return id(weight) in _emptied or type(weight).__name__ == "DTensor"
 
 
-def _is_empty(weight: torch.Tensor) -> bool:
-    return weight.numel() > 0 and weight.untyped_storage().nbytes() == 0
+def _has_storage(weight: torch.Tensor) -> bool:
+    return weight.untyped_storage().nbytes() > 0
 
 
 def _address(weight: torch.Tensor) -> int:

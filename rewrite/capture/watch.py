@@ -58,6 +58,8 @@ class Watch:
         inside = {id(member) for member in self.members}
         self.below = [inner for inner in module.modules() if id(inner) not in inside]
         self.children = [(member._modules, dict(member._modules)) for member in self.members]
+        self.names = [(vars(member), len(vars(member))) for member in self.members]
+        """How many attributes each has: one that came later, as trainers set on a model, is to be watched too."""
         self.classes = tuple((type(member), tuple(member._modules)) for member in self.members)
         group = structure.blocks.get(path)
         hidden = structure.differing.get(group, set()) if group is not None else set()
@@ -70,8 +72,8 @@ class Watch:
                     (self.own if differs else self.shared).add(vars(member), name, value)
 
     def is_current(self) -> bool:
-        """Whether the members still hold the modules they held."""
-        return all(
+        """Whether the members still hold the modules they held, and no other attributes than they had."""
+        return all(len(table) == count for table, count in self.names) and all(
             table.keys() == then.keys() and all(table[name] is then[name] for name in then)
             for table, then in self.children
         )

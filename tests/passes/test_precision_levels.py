@@ -156,7 +156,7 @@ def test_a_static_scale_stays_and_still_skips() -> None:
 
 def test_scaled_gradients_accumulate_over_several_losses() -> None:
     model = rewritten()
-    scaler = rewrite.loss_scaler(model, init_scale=2.0**10)
+    scaler = rewrite.loss_scaler(model)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
     expected = rewrite.optimize(Model(1).eval(), [MixedPrecision("O0")], example_inputs=tokens())
     model.eval()
