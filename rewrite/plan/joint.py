@@ -276,12 +276,16 @@ class Joint:
         highest, lowest = self.base.before.peak_bytes, self.lowest_bytes
         bounds = dict.fromkeys(range(len(self.candidates)), 0)
         budgeted = _budgeted(highest, self.profile)
-        found = [_priced(highest, 1.0, (), ()), self._priced(highest, bounds, budgeted)]
-        for left in range(points - 2, 0, -1):
-            rest = found[-1].peak_bytes - lowest
-            if rest <= 0:
+        found = [_priced(highest, 1.0, (), ())]
+        fastest = self._priced(highest, bounds, budgeted)
+        for left in range(points - 2, -1, -1):
+            if fastest is None:
                 break
-            found.append(self._priced(found[-1].peak_bytes - math.ceil(rest / left), bounds, budgeted))
+            found.append(fastest)
+            rest = fastest.peak_bytes - lowest
+            if rest <= 0 or left == 0:
+                break
+            fastest = self._priced(fastest.peak_bytes - math.ceil(rest / left), bounds, budgeted)
         return tuple({each.peak_bytes: each for each in reversed(found)}.values())[::-1]
 
     def floor(self) -> Estimate:
@@ -294,9 +298,12 @@ class Joint:
         program, _ = apply_points(candidate.program.copy(), spots, candidate.model.points(choice))
         return try_program(program, self.example)
 
-    def _priced(self, target: int, bounds: dict[int, int], budgeted: Pass) -> Priced:
-        """The least predicted time at this peak, and its plan as `budgeted` would be told of it."""
-        number, best = self._least(target, bounds)
+    def _priced(self, target: int, bounds: dict[int, int], budgeted: Pass) -> Priced | None:
+        """The least predicted time at this peak, and its plan as `budgeted` would be told of it; None for no plan."""
+        least = self._least(target, bounds)
+        if least is None:
+            return None
+        number, best = least
         candidate = self.candidates[number]
         passes = chosen = candidate.passes_of(best.choice)
         if candidate.recomputes(best.choice):
@@ -305,7 +312,7 @@ class Joint:
         ratio = (candidate.step_seconds + best.seconds) / self.step_seconds
         return _priced(best.peak_bytes + self.off_bytes, ratio, chosen, passes)
 
-    def _least(self, target: int, bounds: dict[int, int]) -> tuple[int, Simulation]:
+    def _least(self, target: int, bounds: dict[int, int]) -> tuple[int, Simulation] | None:
         """The pipeline of the least time at this peak, by number, and what its pieces keep.
 
         `bounds` are the times found at higher peaks: a pipeline takes no less at this one, so that one whose bound is
@@ -313,7 +320,7 @@ class Joint:
         """
         queue: list[tuple[int, int, Simulation | None]] = [(shares, number, None) for number, shares in bounds.items()]
         heapq.heapify(queue)
-        while True:
+        while queue:
             _, number, found = heapq.heappop(queue)
             if found is not None:
                 return number, found
@@ -325,6 +332,7 @@ class Joint:
             ratio = (candidate.step_seconds + best.seconds) / self.step_seconds
             bounds[number] = self._shares(number, ratio)
             heapq.heappush(queue, (bounds[number], number, best))
+        return None
 
 
 def _priced(peak_bytes: int, time_ratio: float, chosen: Sequence[Pass], passes: Sequence[Pass]) -> Priced:

@@ -142,6 +142,15 @@ def test_the_frontier_runs_from_the_untouched_step_to_the_lowest_peak() -> None:
     assert choices().floor().peak_bytes == pytest.approx(choices().lowest_bytes, rel=0.01)
 
 
+def test_a_frontier_ends_where_nothing_fits() -> None:
+    frozen = Language().requires_grad_(False)
+    frozen.blocks[-1].requires_grad_(True)
+    found = joint(frozen, batch())
+
+    assert found._least(found.off_bytes + 1, dict.fromkeys(range(len(found.candidates)), 0)) is None
+    assert found.frontier()[0].peak_bytes == found.base.before.peak_bytes
+
+
 def test_recompute_within_a_chunked_feed_forward_costs_time_and_a_chunked_loss_little() -> None:
     found = {str(each.passes[0]): each for each in choices().candidates if len(each.passes) == 1}
     untouched = choices().step_seconds
