@@ -51,6 +51,7 @@ def state(workload: Workload) -> State:
     return State(loss, gradients, {})
 
 
+@pytest.mark.thinned(9)
 @pytest.mark.parametrize("model", TINY)
 @pytest.mark.parametrize("method", RECOMPUTE)
 def test_recompute_gives_the_same_gradients_and_saves(model: str, method: str) -> None:
@@ -66,6 +67,7 @@ def test_recompute_gives_the_same_gradients_and_saves(model: str, method: str) -
         assert measure_memory(workload).saved_bytes < 0.8 * memory.saved_bytes
 
 
+@pytest.mark.thinned(4)
 @pytest.mark.parametrize("model", ["gpt", "llama", "gpt2", "t5"])
 @pytest.mark.parametrize("method", ["loss@3", "loss-in-forward@3"])
 def test_a_chunked_loss_is_the_loss(model: str, method: str) -> None:
@@ -78,6 +80,7 @@ def test_a_chunked_loss_is_the_loss(model: str, method: str) -> None:
     assert measure_memory(workload).peak_bytes < memory.peak_bytes
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize("model", ["gpt", "plain", "llama"])
 def test_a_chunked_feed_forward_is_the_feed_forward(model: str) -> None:
     workload, (expected, memory) = under(model, "ffn@3"), eager(model)
@@ -86,6 +89,7 @@ def test_a_chunked_feed_forward_is_the_feed_forward(model: str) -> None:
     assert measure_memory(workload).saved_bytes < memory.saved_bytes
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize("method", ["ffn@4", "config-ffn@16"])
 def test_a_feed_forward_that_is_a_method_of_its_block_is_chunked(method: str) -> None:
     workload, plain = under("bert", method), TINY["bert"].build()

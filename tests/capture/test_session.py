@@ -152,6 +152,7 @@ FORWARDS: dict[str, Callable[..., Any]] = {
 }  # fmt: skip
 
 
+@pytest.mark.thinned(5)
 @pytest.mark.parametrize("name", FORWARDS)
 def test_a_forward_computes_what_it_did(name: str) -> None:
     assert_same_as_eager(FORWARDS[name], (hidden(),), (hidden(seed=2),))
@@ -223,6 +224,7 @@ ARGUMENTS: dict[str, tuple[Callable[..., Any], tuple[Any, ...], tuple[Any, ...]]
 }  # fmt: skip
 
 
+@pytest.mark.thinned(3)
 @pytest.mark.parametrize("name", ARGUMENTS)
 def test_arguments_of_every_kind(name: str) -> None:
     forward, first, second = ARGUMENTS[name]
@@ -249,6 +251,7 @@ OUTPUTS: dict[str, Callable[[Does, torch.Tensor], Any]] = {
 }  # fmt: skip
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize("name", OUTPUTS)
 def test_outputs_of_every_kind(name: str) -> None:
     assert_same_as_eager(OUTPUTS[name], (hidden(),), (hidden(2, 9),))

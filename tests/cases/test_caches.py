@@ -66,7 +66,7 @@ def lengths(cache: Any) -> list[int]:
     return [layer.keys.shape[2] for layer in cache.layers]
 
 
-@pytest.mark.thinned(2)
+@pytest.mark.thinned(4)
 @specs
 @pytest.mark.parametrize(("kind", "make"), [(Growing, dict), (GrowingCache, DynamicCache)], ids=["dict", "cache"])
 def test_a_cache_does_not_grow_in_the_recompute(kind: type[Growing], make: type, spec: str) -> None:
@@ -91,6 +91,7 @@ def _detached(cache: Any) -> Any:
     return cache
 
 
+@pytest.mark.thinned(2)
 @specs
 def test_a_block_that_grows_a_cache_is_refused_before_training(spec: str) -> None:
     """shihao1895/MemoryVLA#18, huggingface/transformers#28056: told by an error of shapes, deep in the backward."""
@@ -104,6 +105,7 @@ def test_a_block_that_grows_a_cache_is_refused_before_training(spec: str) -> Non
     assert [refusal.path for refusal in told.refusals] == [""]
 
 
+@pytest.mark.thinned(2)
 @specs
 @names("gpt2", sweep=("llama", "t5", "gemma2"))
 def test_the_cache_of_a_language_model_keeps_its_length(spec: str, name: str) -> None:

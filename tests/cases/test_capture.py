@@ -61,7 +61,7 @@ def made(model: nn.Module, plan: str, example: Any) -> nn.Module:
     return small
 
 
-@pytest.mark.thinned(3)
+@pytest.mark.thinned(12)
 @plans
 @pytest.mark.parametrize("block", [GatedBlock, Flagged])
 @pytest.mark.parametrize("first", ["train", "eval"])
@@ -78,7 +78,7 @@ def test_eval_is_deterministic_and_train_is_not(first: str, block: type[GatedBlo
     assert_equal(run(model, {"hidden": hidden}), run(small, {"hidden": hidden}))
 
 
-@pytest.mark.thinned(3)
+@pytest.mark.thinned(6)
 @plans
 @pytest.mark.parametrize("part", ["blocks.1.dropout", "blocks.1"])
 def test_one_part_in_eval_mode_stays_so(part: str, plan: str) -> None:
@@ -169,6 +169,7 @@ def test_tied_parameters_stay_one(plan: str) -> None:
     assert apart["embedding.weight"].abs().sum() > 0
 
 
+@pytest.mark.thinned(4)
 @names(*LANGUAGE_MODELS, sweep=MORE)
 def test_language_models_are_captured_or_refused_with_module_and_line(name: str) -> None:
     """huggingface/transformers#36022, #30244: Llama and friends are untraceable."""
@@ -251,7 +252,7 @@ def test_what_is_refused_is_told_with_module_and_line(does: Callable[..., torch.
     assert_told(program, model)
 
 
-@pytest.mark.thinned(3)
+@pytest.mark.thinned(6)
 @plans
 @pytest.mark.parametrize("first", ["absent", "padded"])
 @names("bert", sweep=("llama", "torch-transformer"))
@@ -346,7 +347,7 @@ class Writing(nn.Module):
         return hidden + inner
 
 
-@pytest.mark.thinned(3)
+@pytest.mark.thinned(9)
 @plans
 @pytest.mark.parametrize("block", [Hooked, Cast, Writing], ids=lambda block: block.__name__)
 def test_what_a_block_does_besides_its_products_is_kept(plan: str, block: type[nn.Module]) -> None:

@@ -37,6 +37,7 @@ def step(model: nn.Module, inputs: dict[str, torch.Tensor], **more: object) -> d
     return {"loss": loss.detach(), **{name: p.grad.clone() for name, p in model.named_parameters()}}
 
 
+@pytest.mark.thinned(3)
 @pytest.mark.parametrize("chunks", [2, 4, 8])
 def test_gradients_with_every_count_of_chunks(chunks: int) -> None:
     """axolotl-ai-cloud/axolotl#3666, #3116: stacked hooks and scaling by 1/N, gradients 2 to 2.5 times as large."""
@@ -72,6 +73,7 @@ def test_a_count_of_items_from_outside() -> None:
         assert_close(expected, step(small, batch(), num_items_in_batch=count), 2e-6)
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_the_whole_logits_are_never_held(dtype: torch.dtype) -> None:
     """huggingface/transformers#6366, #41306: logits of every position, in single precision."""

@@ -76,6 +76,7 @@ def worker(rank: int, port: int, spec: str, folder: str) -> None:
         dist.destroy_process_group()
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize("spec", [SPEC, f"{SPEC},checkpoint"])
 def test_gradients_are_those_of_the_plain_model(spec: str, tmp_path: Path) -> None:
     """huggingface/kernels-community#1081: a backward for each chunk fired the hooks of DDP once for each."""

@@ -95,7 +95,7 @@ def asked(model: Stack) -> list[int]:
     return [ASKED[module] for module in model.modules() if isinstance(module, Gate)]
 
 
-@pytest.mark.thinned(3)
+@pytest.mark.thinned(12)
 @pytest.mark.parametrize("spec", ["", *SPECS])
 @pytest.mark.parametrize("kind", [Gated, Asking, RecomputedGated, Holding])
 def test_saved_bytes_do_not_rise_where_a_part_falls_back(kind: type[nn.Module], spec: str) -> None:
@@ -147,7 +147,7 @@ class Cast(Silent):
         return torch.tanh(product.float())
 
 
-@pytest.mark.thinned(3)
+@pytest.mark.thinned(6)
 @pytest.mark.parametrize("spec", ["", *SPECS, "checkpoint{policy=sqrt},checkpoint"])
 @pytest.mark.parametrize("kind", [Silent, Cast])
 def test_a_span_inside_what_the_model_recomputes_itself_is_kept(kind: type[Silent], spec: str) -> None:

@@ -36,6 +36,7 @@ def test_an_override_of_the_original_holds_for_the_rewritten(monkeypatch: pytest
     assert stock_moment(stock, small.bert.encoder.layer[0].output.dense.weight) == torch.uint8
 
 
+@pytest.mark.thinned(4)
 @pytest.mark.parametrize("copied", [False, True], ids=["as it is", "deepcopy"])
 @pytest.mark.parametrize("passes", [[], [Checkpoint()], [ChunkFFN(chunks=2), Checkpoint()]], ids=str)
 def test_embeddings_keep_32_bits_through_rewrites_and_copies(passes: list[rewrite.Pass], copied: bool) -> None:

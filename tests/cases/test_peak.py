@@ -45,6 +45,7 @@ def assert_predicted(diff: rewrite.GraphDiff, model: nn.Module, spec: str, input
     assert saved_bytes(small, inputs) < saved_bytes(model, inputs)
 
 
+@pytest.mark.thinned(2)
 @specs
 def test_a_peak_in_the_head_is_said_to_be_there(spec: str) -> None:
     """pytorch/pytorch#147449, NVIDIA/Megatron-LM#1300: the logits make the peak, and recomputed blocks leave it."""
@@ -58,6 +59,7 @@ def test_a_peak_in_the_head_is_said_to_be_there(spec: str) -> None:
     assert_predicted(diff, model, spec, tokens)
 
 
+@pytest.mark.thinned(2)
 @specs
 def test_a_peak_in_the_optimizer_is_said_to_be_there(spec: str) -> None:
     """pytorch/pytorch#147449: parameters and their states make the peak; recomputing gains nothing."""
@@ -95,6 +97,7 @@ def test_a_peak_in_one_giant_block_is_said_to_be_there() -> None:
     assert_predicted(diff, model, "checkpoint", hidden)
 
 
+@pytest.mark.thinned(2)
 @specs
 def test_deep_stacks_gain_what_is_said(spec: str) -> None:
     """pytorch/pytorch#147449: where recomputation does lower the peak, it is by as much as predicted."""

@@ -29,6 +29,7 @@ def accelerator() -> Iterator[Accelerator]:
     GradientState._reset_state()
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize("bits", [8, pytest.param(4, marks=pytest.mark.sweep)])
 def test_preparing_keeps_the_bytes(bits: int, accelerator: Accelerator) -> None:
     """huggingface/accelerate#1902: "8-bit model becomes 32-bit after prepare"."""

@@ -59,6 +59,7 @@ BUDGETS = (*SPECS, "checkpoint{every=2}", "checkpoint{select=blocks.3}", "checkp
 """From everything recomputed to little."""
 
 
+@pytest.mark.thinned(4)
 @pytest.mark.parametrize("spec", BUDGETS)
 @pytest.mark.parametrize("seed", [0, 1])
 def test_a_recomputed_dropout_keeps_its_mask(spec: str, seed: int) -> None:
@@ -153,6 +154,7 @@ class Squared(nn.Module):
         return self.stack(hidden)[-1].pow(2).mean()
 
 
+@pytest.mark.thinned(8)
 @pytest.mark.parametrize("spec", [*SPECS, "checkpoint{select=stack.blocks.*}"])
 @pytest.mark.parametrize("kind", [Noisy, NoisyFunction, NoisyInPlace, NoisyInside])
 def test_rrelu_at_the_end_of_a_segment_stores_no_noise(kind: type[nn.Module], spec: str) -> None:
@@ -186,6 +188,7 @@ class CheckpointedNoisy(Noisy):
         return checkpoint(super().forward, hidden, use_reentrant=False)
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize("spec", ["", *SPECS])
 def test_rrelu_in_a_part_the_model_recomputes_itself_stores_no_noise(spec: str) -> None:
     """pytorch/pytorch#193671: torch's own checkpoint stores noise there; the rewritten model does not."""

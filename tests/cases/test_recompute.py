@@ -15,6 +15,7 @@ from tests.zoo.compare import assert_equal, run
 specs = pytest.mark.parametrize("spec", SPECS)
 
 
+@pytest.mark.thinned(2)
 @specs
 def test_batch_statistics_are_updated_once(spec: str) -> None:
     """pytorch/pytorch#96136, facebookresearch/fairscale#1035: batch norm statistics are updated twice."""
@@ -45,7 +46,7 @@ class Normed(nn.Module):
         return torch.tanh(self.norm(hidden))
 
 
-@pytest.mark.thinned(3)
+@pytest.mark.thinned(6)
 @specs
 @pytest.mark.parametrize("momentum", [0.1, None])
 def test_the_running_mean_is_that_of_one_batch(momentum: float | None, spec: str) -> None:
@@ -63,7 +64,7 @@ def test_the_running_mean_is_that_of_one_batch(momentum: float | None, spec: str
     torch.testing.assert_close(norm.running_mean, hidden.mean(0) * (1 if momentum is None else momentum))
 
 
-@pytest.mark.thinned(3)
+@pytest.mark.thinned(6)
 @specs
 @pytest.mark.parametrize("frozen", ["before", "after"])
 @names("bert", sweep=("plain-branching", "gpt2", "t5"))
@@ -119,6 +120,7 @@ class SharedBias(nn.Module):
         return hidden.pow(2).mean()
 
 
+@pytest.mark.thinned(2)
 @specs
 def test_what_is_frozen_after_the_rewrite_is_frozen_in_the_recompute_too(spec: str) -> None:
     """huggingface/transformers#23170: the recompute meets a kind of call that the forward did not."""

@@ -36,6 +36,7 @@ class Asking(Model):
         return loss if loss.item() > 0 else -loss
 
 
+@pytest.mark.thinned(10)
 @pytest.mark.parametrize("example", [torch.randn(3, 8), None], ids=["now", "at the first call"])
 @pytest.mark.parametrize("kind", [Model, Asking])
 @pytest.mark.parametrize("select", ["no.such.block", "aten.mm", ("blocks.0", "aten.mm.default"), "blocks.2"])

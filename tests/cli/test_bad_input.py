@@ -55,6 +55,7 @@ MISTAKES = {
 }
 
 
+@pytest.mark.thinned(10)
 @pytest.mark.parametrize("mistake", MISTAKES)
 def test_a_mistake_is_told_with_cause_and_next_step(
     run: Run, mistake: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -41,6 +41,7 @@ def test_text_in_a_pipe_is_plain_and_fits_80_columns(run: Run) -> None:
     assert told.out.isascii()
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize("columns", [50, 80, 140])
 def test_columns_decide_the_width(run: Run, monkeypatch: pytest.MonkeyPatch, columns: int) -> None:
     monkeypatch.setenv("COLUMNS", str(columns))

@@ -46,6 +46,7 @@ DEFAULT_TASKS = {
 }
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize("name", DEFAULT_TASKS)
 def test_an_architecture_builds_without_storage(name: str) -> None:
     loaded = load(Request(name, batch=2), META)

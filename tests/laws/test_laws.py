@@ -113,7 +113,7 @@ def state_is_kept(found: Subject) -> None:
     assert all(type(modules[path]) is type(module) for path, module in model.named_modules())
 
 
-@pytest.mark.thinned(2)
+@pytest.mark.thinned(8)
 @pytest.mark.parametrize("name", QUICK)
 def test_state_is_kept(name: str) -> None:
     state_is_kept(subject(name, "checkpoint"))
@@ -147,7 +147,7 @@ def snapshot(model: nn.Module) -> dict[str, Any]:
     }
 
 
-@pytest.mark.thinned(3)
+@pytest.mark.thinned(9)
 @pytest.mark.parametrize("name", QUICK)
 def test_the_original_is_untouched(name: str) -> None:
     entry = ZOO[name]
@@ -166,7 +166,7 @@ def test_the_original_is_untouched(name: str) -> None:
     assert handles
 
 
-@pytest.mark.thinned(5)
+@pytest.mark.thinned(65)
 @pytest.mark.parametrize("text", alone())
 @pytest.mark.parametrize("name", QUICK)
 def test_a_second_time_changes_nothing(name: str, text: str) -> None:
@@ -183,6 +183,7 @@ def test_a_second_time_changes_nothing(name: str, text: str) -> None:
     assert first.modified == bool(first.changes)
 
 
+@pytest.mark.thinned(3)
 @pytest.mark.parametrize("name", ["llama", "t5", "plain-unet"])
 def test_program_text_is_the_same_every_time(name: str) -> None:
     entry = ZOO[name]

@@ -18,7 +18,7 @@ def _one_thread() -> None:
     torch.manual_seed(0)
 
 
-@pytest.mark.thinned(3)
+@pytest.mark.thinned(18)
 @pytest.mark.parametrize("recompute", [False, True], ids=["plain", "recomputed"])
 @pytest.mark.parametrize("name", MODELS)
 def test_saved_and_peak_bytes_are_the_real_ones(name: str, recompute: bool) -> None:
@@ -69,7 +69,7 @@ def test_categories_and_saved_places_add_up() -> None:
     assert list(estimate.phases) == ["forward", "backward", "optimizer"]
 
 
-@pytest.mark.thinned(3)
+@pytest.mark.thinned(6)
 @pytest.mark.parametrize("policy", ["blocks", "sqrt"])
 @pytest.mark.parametrize("name", ["bert", "llama", "vit"])
 def test_our_own_checkpoint_is_measured_as_it_runs(name: str, policy: str) -> None:

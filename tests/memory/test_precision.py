@@ -41,6 +41,7 @@ def assert_saves(level: str, layers: int, vocabulary: int = 32_000) -> None:
     assert made.by_category["parameter"] == held + sum(p.nbytes for p in products) // 2  # each copied once
 
 
+@pytest.mark.thinned(3)
 @pytest.mark.parametrize("level", SAVED_AT_MOST)
 def test_a_llama_planned_for_cuda_saves_as_much_less(level: str) -> None:
     """Two blocks of its size, with a vocabulary so small that the loss weighs as little as it does in 32 blocks."""
@@ -61,6 +62,7 @@ def small_llama() -> tuple[nn.Module, dict[str, torch.Tensor]]:
     return LlamaForCausalLM(config), {"input_ids": ids, "labels": ids}
 
 
+@pytest.mark.thinned(3)
 @pytest.mark.parametrize("level", ["O1", "O2", "O3"])
 def test_predicted_is_measured(level: str) -> None:
     assert_measured(*small_llama(), level)

@@ -170,13 +170,14 @@ def assert_same_step(model: torch.nn.Module, inputs: Any, device: str, monkeypat
     assert quick == step()
 
 
-@pytest.mark.thinned(2)
+@pytest.mark.thinned(6)
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
 @pytest.mark.parametrize("name", models("bert", "llama", "swin", "resnet"))
 def test_a_step_is_the_same_event_by_event(name: str, device: str, monkeypatch: pytest.MonkeyPatch) -> None:
     assert_same_step(*MODELS[name](), device, monkeypatch)
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize("policy", ["blocks", "sqrt"])
 @pytest.mark.parametrize("name", models("llama"))
 def test_a_recomputing_step_is_the_same_event_by_event(name: str, policy: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -108,6 +108,7 @@ def test_names_may_have_the_prefix_of_a_wrapper() -> None:
     assert optimizer.param_groups[0]["param_names"][0] == "bert.embeddings.word_embeddings.weight"
 
 
+@pytest.mark.thinned(4)
 @pytest.mark.parametrize("name", ["adamw", "adamw8bit", "lion8bit", "sgd8bit"])
 def test_a_state_saved_before_a_rewrite_loads_after_it(name: str) -> None:
     model = bert()

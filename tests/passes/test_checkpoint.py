@@ -130,7 +130,7 @@ def test_what_is_tagged_already_stays_and_the_rest_is_tagged_around_it() -> None
 # Select.
 
 
-@pytest.mark.thinned(2)
+@pytest.mark.thinned(6)
 @pytest.mark.parametrize(
     ("select", "expected"),
     [
@@ -166,6 +166,7 @@ def test_selected_blocks_are_left_to_their_own_graph() -> None:
     assert len(program.region("layers.0").segments()) == 1
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize("select", ["layer", ("layers.0", "layers.9"), "layers.0.attention.nothing"])
 def test_a_glob_that_selects_nothing_is_an_error(select: Any) -> None:
     missing = select if isinstance(select, str) else select[-1]
@@ -187,6 +188,7 @@ def sizes(model: nn.Module, *inputs: Any) -> list[int]:
     return [sum(node.op == "call_module" for node in nodes) for _, nodes in sorted(segments.items())]
 
 
+@pytest.mark.thinned(4)
 @pytest.mark.parametrize(
     ("layers", "expected"), [(2, [1, 1]), (4, [2, 2]), (5, [2, 1, 2]), (9, [3, 3, 3]), (12, [3, 3, 3, 3])]
 )
@@ -374,7 +376,7 @@ class Counting(Layer):
         return super().forward(hidden) if hidden.sum().item() > -1e9 else hidden
 
 
-@pytest.mark.thinned(3)
+@pytest.mark.thinned(6)
 @pytest.mark.parametrize("policy", ["blocks", "sqrt"])
 @pytest.mark.parametrize("place", [0, 2])
 def test_a_module_without_a_graph_is_never_run_twice(place: int, policy: str) -> None:
@@ -411,6 +413,7 @@ def test_routing_decisions_are_kept() -> None:
 # Bytes.
 
 
+@pytest.mark.thinned(4)
 @pytest.mark.parametrize(
     "checkpoint", [Checkpoint(), Checkpoint(policy="sqrt"), Checkpoint(every=2), Checkpoint(select="**.mlp")], ids=str
 )
@@ -437,6 +440,7 @@ GOLDEN: dict[str, Callable[[], tuple[nn.Module, Checkpoint, torch.Tensor]]] = {
 }
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize("name", GOLDEN)
 def test_tagged_program(name: str, snapshot: SnapshotAssertion) -> None:
     model, checkpoint, value = GOLDEN[name]()

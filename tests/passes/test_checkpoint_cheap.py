@@ -28,6 +28,7 @@ def llama() -> tuple[nn.Module, dict[str, Any]]:
     return LlamaForCausalLM(config).train(), {"input_ids": ids, "labels": ids, "use_cache": False}
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize("make", [bert, llama], ids=["bert", "llama"])
 def test_cheap_saves_without_matrix_work(make: Any) -> None:
     torch.manual_seed(0)

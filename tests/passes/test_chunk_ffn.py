@@ -36,7 +36,7 @@ def chunked(model: nn.Module, x: torch.Tensor, chunks: int = 3, *more: rewrite.P
     return small
 
 
-@pytest.mark.thinned(2)
+@pytest.mark.thinned(12)
 @pytest.mark.parametrize("body", BODIES, ids=lambda body: body.__name__)
 def test_loss_and_gradients_are_eagers(body: Any) -> None:
     model = Part(body)
@@ -47,7 +47,7 @@ def test_loss_and_gradients_are_eagers(body: Any) -> None:
             assert_close(step(model, x), step(small, x))
 
 
-@pytest.mark.thinned(3)
+@pytest.mark.thinned(18)
 @pytest.mark.parametrize("chunks", [2, 3, 7, 8])
 @pytest.mark.parametrize(("rows", "length"), [(1, 1), (1, 3), (2, 1), (4, 9)])
 def test_every_count_of_chunks_and_short_batches(chunks: int, rows: int, length: int) -> None:
@@ -57,6 +57,7 @@ def test_every_count_of_chunks_and_short_batches(chunks: int, rows: int, length:
     assert_close(step(model, x), step(small, x))
 
 
+@pytest.mark.thinned(3)
 @pytest.mark.parametrize("chunks", [2, 4, 8])
 def test_gradients_are_not_multiplied_by_the_chunks(chunks: int) -> None:
     """axolotl-ai-cloud/axolotl#3666, #3116: gradients 2 to 2.5 times as large."""
@@ -66,7 +67,7 @@ def test_gradients_are_not_multiplied_by_the_chunks(chunks: int) -> None:
         assert found[name].norm() / value.norm() == pytest.approx(1.0, rel=1e-5)
 
 
-@pytest.mark.thinned(2)
+@pytest.mark.thinned(4)
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("body", [spans.gated, spans.transposed_layers])
 def test_half_precision_is_as_near_the_truth_as_eager(dtype: torch.dtype, body: Any) -> None:
@@ -80,7 +81,7 @@ def test_half_precision_is_as_near_the_truth_as_eager(dtype: torch.dtype, body: 
         assert (found[name].double() - exact).norm() <= 2 * missed + rounding, name
 
 
-@pytest.mark.thinned(2)
+@pytest.mark.thinned(4)
 @pytest.mark.parametrize("body", [spans.normed, spans.gated, spans.transposed_layers])
 def test_under_autocast(body: Any) -> None:
     model = Part(body)
@@ -90,7 +91,7 @@ def test_under_autocast(body: Any) -> None:
     assert_close(eager, found, 4 * torch.finfo(torch.bfloat16).eps)
 
 
-@pytest.mark.thinned(2)
+@pytest.mark.thinned(6)
 @pytest.mark.parametrize("frozen", ["up", "down", "up,down", "first", "first,up,down"])
 def test_frozen_parts_get_no_gradient(frozen: str) -> None:
     model = Part(spans.plain)
@@ -188,6 +189,7 @@ def test_blocks_of_a_kind_share_one_change_and_select_takes_some() -> None:
     assert_close(step(model, inputs()), step(some, inputs()))
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize("select", [None, "layers.*"])
 def test_a_block_called_in_two_ways_is_chunked_in_both(select: str | None) -> None:
     model = Twice()
@@ -213,6 +215,7 @@ def test_copies_and_pickles_still_train() -> None:
 # What is refused.
 
 
+@pytest.mark.thinned(4)
 @pytest.mark.parametrize(
     ("body", "told"),
     [

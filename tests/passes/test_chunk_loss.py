@@ -73,7 +73,7 @@ def _small_heads(monkeypatch: pytest.MonkeyPatch) -> None:
 # Numbers.
 
 
-@pytest.mark.thinned(3)
+@pytest.mark.thinned(21)
 @pytest.mark.parametrize("finish", FINISHES, ids=lambda finish: finish.__name__)
 @pytest.mark.parametrize("chunks", [3, 8])
 def test_loss_and_gradients_are_eagers(finish: Any, chunks: int) -> None:
@@ -85,6 +85,7 @@ def test_loss_and_gradients_are_eagers(finish: Any, chunks: int) -> None:
         assert_close(step(model, inputs), step(small, inputs))
 
 
+@pytest.mark.thinned(3)
 @pytest.mark.parametrize("chunks", CHUNKS)
 def test_every_count_of_chunks(chunks: int) -> None:
     model = Headed(heads.flat)
@@ -93,6 +94,7 @@ def test_every_count_of_chunks(chunks: int) -> None:
         assert_close(step(model, batch(rows, length)), step(small, batch(rows, length)))
 
 
+@pytest.mark.thinned(3)
 @pytest.mark.parametrize("tied", [False, True])
 @pytest.mark.parametrize("bias", [False, True])
 def test_heads_with_and_without_bias_tied_or_not(bias: bool, tied: bool) -> None:
@@ -101,7 +103,7 @@ def test_heads_with_and_without_bias_tied_or_not(bias: bool, tied: bool) -> None
     assert_close(step(model, batch()), step(small, batch()))
 
 
-@pytest.mark.thinned(2)
+@pytest.mark.thinned(6)
 @pytest.mark.parametrize(("rows", "length"), [(1, 1), (1, 2), (1, 7), (2, 1), (4, 1)])
 def test_short_batches(rows: int, length: int) -> None:
     """Captured for their own sizes, or for others."""
@@ -111,6 +113,7 @@ def test_short_batches(rows: int, length: int) -> None:
     assert_close(step(model, inputs), step(chunked(model, batch(), 8), inputs))
 
 
+@pytest.mark.thinned(3)
 @pytest.mark.parametrize("finish", [heads.flat, heads.smoothed, heads.weighted, heads.weighted_and_smoothed])
 def test_a_chunk_and_a_batch_of_ignored_labels(finish: Any) -> None:
     model = Headed(finish)
@@ -134,7 +137,7 @@ def test_hidden_states_that_are_not_contiguous() -> None:
     assert_close(step(model, batch()), step(chunked(model, batch()), batch()))
 
 
-@pytest.mark.thinned(2)
+@pytest.mark.thinned(6)
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("finish", [heads.shifted, heads.flat, heads.soft_capped, heads.low_rank])
 def test_half_precision_is_as_near_the_truth_as_eager(dtype: torch.dtype, finish: Any) -> None:
@@ -149,6 +152,7 @@ def test_half_precision_is_as_near_the_truth_as_eager(dtype: torch.dtype, finish
         assert (found[name].double() - exact).norm() <= 2 * missed + rounding, name
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize("finish", [heads.flat, heads.low_rank, heads.learned_scale])
 def test_under_autocast(finish: Any) -> None:
     model = Headed(finish, tied=True)
@@ -181,6 +185,7 @@ def test_loss_scaling_loses_nothing_in_half_precision() -> None:
 # Backwards.
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize("finish", [heads.flat, heads.by_row, heads.learned_scale])
 def test_several_backwards_of_one_graph(finish: Any) -> None:
     model = Headed(finish)
@@ -224,6 +229,7 @@ def test_gradients_of_chosen_parameters_and_hooks_on_weights() -> None:
     assert_close(dict(enumerate(expected)), dict(enumerate(found)))  # type: ignore[arg-type]
 
 
+@pytest.mark.thinned(3)
 @pytest.mark.parametrize("frozen", ["head", "embedding,layer", "embedding,layer,head"])
 def test_frozen_parts_get_no_gradient(frozen: str) -> None:
     model = Headed(heads.learned_scale)

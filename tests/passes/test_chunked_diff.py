@@ -17,6 +17,7 @@ from tests.passes.test_checkpoint import TextFile
 SPECS = {"chunk-ffn": "chunk-ffn{chunks=4}", "chunk-loss": "chunk-loss{chunks=4}"}
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize("name", SPECS)
 def test_program(name: str, snapshot: SnapshotAssertion) -> None:
     program = rewrite.capture(llama(), batch())
@@ -24,6 +25,7 @@ def test_program(name: str, snapshot: SnapshotAssertion) -> None:
     assert program_text(result.program) + "\n" == snapshot.use_extension(TextFile)
 
 
+@pytest.mark.thinned(3)
 @pytest.mark.parametrize("name", [*SPECS, "both"])
 def test_diff(name: str, snapshot: SnapshotAssertion) -> None:
     text = SPECS.get(name, ",".join([*SPECS.values(), "checkpoint"]))

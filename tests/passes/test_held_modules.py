@@ -111,6 +111,7 @@ def test_blocks_are_held_one_by_one() -> None:
     assert small.layers[1].norm.weight.grad.abs().sum() > 0
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize("copied", [copy.deepcopy, lambda model: pickle.loads(pickle.dumps(model))])
 def test_a_copy_holds_its_own(copied: Any) -> None:
     _, small, inputs = held_net()

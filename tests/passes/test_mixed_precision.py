@@ -134,6 +134,7 @@ def test_float_is_an_island_of_the_authors() -> None:
     assert dtypes(model)["sigmoid"] == torch.float32
 
 
+@pytest.mark.thinned(3)
 @pytest.mark.parametrize("norm", [nn.LayerNorm(64), nn.RMSNorm(64), nn.GroupNorm(8, 8), nn.BatchNorm1d(8)])
 def test_norms_are_islands(norm: nn.Module) -> None:
     model = nn.Sequential(nn.Linear(64, 64), norm, nn.Linear(64, 64))
@@ -275,6 +276,7 @@ def step(model: nn.Module) -> dict[str, torch.Tensor]:
     }
 
 
+@pytest.mark.thinned(4)
 @pytest.mark.parametrize("with_", ORDERS)
 def test_the_order_of_passes_does_not_matter(with_: str) -> None:
     """pytorch/pytorch#47183, #37730: another precision in the recompute."""
@@ -290,6 +292,7 @@ def test_the_order_of_passes_does_not_matter(with_: str) -> None:
         torch.testing.assert_close(first[name], alone[name], rtol=2e-2, atol=2e-3)
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize("dtype", HALF)
 def test_an_outer_autocast_changes_nothing(dtype: torch.dtype) -> None:
     model = Model(2).eval()

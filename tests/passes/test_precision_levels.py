@@ -78,6 +78,7 @@ def distance(found: list[torch.Tensor], exact: list[torch.Tensor]) -> float:
     return sum((one - other).detach().norm().item() for one, other in zip(found, exact, strict=True))
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize("dtype", ["fp16", "bf16"])
 def test_four_blocks_and_four_micro_batches(dtype: str) -> None:
     """Ambient autocast makes 288 casts in these forwards."""
@@ -119,6 +120,7 @@ def take_step(model: nn.Module, scaler: Any, optimizer: Any, *, overflow: bool =
     scaler.update()
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize("level", ["O1", "O2"])
 def test_an_overflow_skips_the_step_and_lowers_the_scale_and_clean_steps_raise_it(level: str) -> None:
     """huggingface/diffusers#8871, haotian-liu/LLaVA#363: attempting to unscale FP16 gradients."""

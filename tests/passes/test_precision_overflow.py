@@ -37,6 +37,7 @@ def results(model: nn.Module, hidden: torch.Tensor) -> dict[str, torch.Tensor]:
     return {"result": out.detach(), **found}
 
 
+@pytest.mark.thinned(24)
 @pytest.mark.parametrize("level", LEVELS)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("spot", SPOTS)
@@ -54,6 +55,7 @@ def test_finite_and_within_half_of_double(spot: str, dtype: str, level: str) -> 
     assert error <= 8 * torch.finfo(DTYPES[dtype]).eps * exact.abs().max().clamp(min=1e-30)
 
 
+@pytest.mark.thinned(3)
 @pytest.mark.parametrize("level", LEVELS)
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_a_router_chooses_what_it_chose(dtype: str, level: str) -> None:

@@ -95,6 +95,7 @@ def test_other_weights_are_other_keys() -> None:
     assert frozen_calls(small, inputs) == 0
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize("part", ["frozen", "embedding"])
 def test_a_thawed_weight_is_trained(part: str) -> None:
     small, inputs = cached(Small()), tokens(4)

@@ -55,6 +55,7 @@ def layers(model: nn.Module) -> dict[str, nn.Module]:
     return {path: layer for path, layer in model.named_modules() if hasattr(layer, "stored_bits")}
 
 
+@pytest.mark.thinned(2)
 @BITS
 def test_frozen_layers_become_those_of_bitsandbytes(bits: int) -> None:
     model = bert()
@@ -71,6 +72,7 @@ def test_frozen_layers_become_those_of_bitsandbytes(bits: int) -> None:
     assert all(type(layer) is not kind for layer in model.modules())
 
 
+@pytest.mark.thinned(2)
 @BITS
 def test_bytes_are_those_promised(bits: int) -> None:
     model = bert(width=256)
@@ -88,6 +90,7 @@ def test_bytes_are_those_promised(bits: int) -> None:
     assert {node.name for node in region.nodes() if node.meta.get(STORE) == bits} == set(change.nodes)
 
 
+@pytest.mark.thinned(6)
 @pytest.mark.parametrize(
     ("bits", "passes", "bound"),
     [
@@ -118,6 +121,7 @@ def test_a_step_is_that_of_the_model_with_the_stored_weights(bits: int, passes: 
     assert_same_step(plain, small, tokens(5), bound)
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize(
     ("bits", "first"),
     [
@@ -196,6 +200,7 @@ def test_the_estimate_is_what_the_allocator_says(bits: int) -> None:
     assert rewrite.estimate(small, inputs).peak_bytes == pytest.approx(allocated_peak_bytes(small, inputs), rel=0.01)
 
 
+@pytest.mark.thinned(2)
 @ONE
 def test_a_diff_without_weights_tells_bytes_before_and_after(bits: int) -> None:
     from rewrite.report.diff import diff_lines
@@ -211,6 +216,7 @@ def test_a_diff_without_weights_tells_bytes_before_and_after(bits: int) -> None:
     assert told.before.flops == told.after.flops
 
 
+@pytest.mark.thinned(12)
 @BITS
 @pytest.mark.parametrize(
     "way",
@@ -249,6 +255,7 @@ def test_saved_and_loaded_it_is_the_same(bits: int, way: str, tmp_path: Path) ->
         assert bits == 8 or layer.weight.quant_state.absmax is layer.absmax
 
 
+@pytest.mark.thinned(2)
 @ONE
 def test_the_state_dict_of_the_model_as_it_was_is_quantized_as_it_loads(bits: int) -> None:
     model, other = bert(), bert()

@@ -69,6 +69,7 @@ class Louder(Language):
         return super().forward(tokens) * 2
 
 
+@pytest.mark.thinned(3)
 @pytest.mark.parametrize(
     ("model", "inputs", "told"),
     [

@@ -31,6 +31,7 @@ def test_the_largest_batch_without_passes_and_with_the_best_plan() -> None:
         rewrite.optimize(model, budget=memory, allow="exact", example_inputs=batch(found.planned + 1))
 
 
+@pytest.mark.sweep
 def test_chunks_fit_more_than_recompute_alone() -> None:
     model = Language(layers=2)
     memory = rewrite.estimate(model, batch(2, 64)).peak_bytes
@@ -54,6 +55,7 @@ def test_a_memory_that_holds_nothing() -> None:
     assert (found.plain, found.planned, found.spec) == (0, 0, "")
 
 
+@pytest.mark.sweep
 def test_find_batch_is_the_last_that_fits() -> None:
     model = Language(layers=2)
     memory = rewrite.estimate(model, batch(6)).peak_bytes

@@ -41,6 +41,7 @@ def kinds(model: torch.nn.Module, program: rewrite.Program, device: str = "cpu")
         ]
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
 def test_a_block_keeps_what_was_predicted(device: str) -> None:
     model = Stack(128, 128, width=64)

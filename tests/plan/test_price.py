@@ -44,6 +44,7 @@ def test_on_a_core_drawing_a_mask_and_matrix_work_are_dear_and_elementwise_work_
     assert seconds["linear"] > seconds["norm"] >= 0.9 * seconds["gelu"]
 
 
+@pytest.mark.thinned(3)
 @pytest.mark.parametrize("device", ["h100", "a100", "rtx4090", "t4"])
 def test_on_a_gpu_drawing_a_mask_costs_no_more_than_writing_it(device: str) -> None:
     _, seconds = profiled(device)

@@ -61,6 +61,7 @@ def simulated_as_measured(found: Search, rungs: tuple[int, ...]) -> None:
         assert simulated.peak_bytes == pytest.approx(measured.peak_bytes, rel=0.01)
 
 
+@pytest.mark.thinned(5)
 @pytest.mark.parametrize("name", SMALL)
 def test_the_simulated_peak_is_what_a_run_measures(name: str) -> None:
     simulated_as_measured(searched(name), (RUNGS // 2, RUNGS))
@@ -72,7 +73,7 @@ def test_the_simulated_peak_of_a_real_architecture_is_what_a_run_measures(name: 
     simulated_as_measured(searched(name), (RUNGS // 4, RUNGS // 2, 3 * RUNGS // 4, RUNGS))
 
 
-@pytest.mark.thinned(2)
+@pytest.mark.thinned(4)
 @pytest.mark.parametrize("name", SMALL)
 def test_every_budget_is_kept_and_a_smaller_one_never_has_a_larger_peak(name: str) -> None:
     sweep(searched(name), points=8)

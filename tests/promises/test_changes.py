@@ -139,7 +139,7 @@ BLOCKS = [
 ]  # fmt: skip
 
 
-@pytest.mark.thinned(4)
+@pytest.mark.thinned(28)
 @pytest.mark.parametrize("spec", SPECS)
 @pytest.mark.parametrize("block", BLOCKS)
 def test_blocks_that_do_more_than_call_torch(block: type[nn.Module], spec: str) -> None:
@@ -189,7 +189,7 @@ CHANGES: dict[str, Callable[[Stack], object]] = {
 }
 
 
-@pytest.mark.thinned(3)
+@pytest.mark.thinned(24)
 @pytest.mark.parametrize("spec", SPECS)
 @pytest.mark.parametrize("change", CHANGES)
 def test_changes_after_the_rewrite_are_noticed(change: str, spec: str) -> None:

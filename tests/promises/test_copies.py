@@ -34,7 +34,7 @@ COPIES: dict[str, Callable[[nn.Module], nn.Module]] = {
 }
 
 
-@pytest.mark.thinned(3)
+@pytest.mark.thinned(9)
 @pytest.mark.parametrize("way", COPIES)
 @models
 def test_a_copy_computes_the_same_with_weights_of_its_own(name: str, way: str) -> None:
@@ -76,6 +76,7 @@ def test_ties_survive_a_copy() -> None:
     assert loaded.lm_head.weight is loaded.transformer.wte.weight
 
 
+@pytest.mark.thinned(2)
 @models
 def test_a_state_dict_goes_both_ways(name: str) -> None:
     both = pair(name)
@@ -87,7 +88,7 @@ def test_a_state_dict_goes_both_ways(name: str) -> None:
     assert_equal(run(other, both.inputs), run(both.small, both.inputs))
 
 
-@pytest.mark.thinned(3)
+@pytest.mark.thinned(6)
 @policies
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
 def test_another_dtype(dtype: torch.dtype, policy: str) -> None:

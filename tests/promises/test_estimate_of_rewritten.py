@@ -38,6 +38,7 @@ def test_a_model_optimized_without_inputs_is_estimated_rewritten() -> None:
     assert rewrite.estimate(lazy, inputs).saved_bytes == rewrite.estimate(known, inputs).saved_bytes
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize("given", [True, False])
 def test_a_forward_wrapped_in_autocast_since_trains_as_the_plain_one(given: bool) -> None:
     """As accelerate's mixed precision does: `model.forward = autocast(model.forward)`."""

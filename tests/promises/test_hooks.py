@@ -56,7 +56,7 @@ def place(model: nn.Module, where: str) -> nn.Module:
     return next((module for module in block.children() if list(module.children())), block)
 
 
-@pytest.mark.thinned(3)
+@pytest.mark.thinned(21)
 @names("plain-branching", sweep=("bert", "llama"))
 @policies
 @pytest.mark.parametrize("where", PLACES)

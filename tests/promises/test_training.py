@@ -75,6 +75,7 @@ def test_gradients_accumulate_over_batches(name: str) -> None:
     assert_same_gradients(both)
 
 
+@pytest.mark.thinned(4)
 @models
 @policies
 def test_two_forwards_before_two_backwards(name: str, policy: str) -> None:
@@ -89,6 +90,7 @@ def test_two_forwards_before_two_backwards(name: str, policy: str) -> None:
     assert_same_gradients(both)
 
 
+@pytest.mark.thinned(4)
 @models
 @policies
 def test_a_graph_may_be_kept(name: str, policy: str) -> None:
@@ -112,6 +114,7 @@ def test_a_graph_that_was_not_kept_raises(policy: str) -> None:
         loss.backward()
 
 
+@pytest.mark.thinned(4)
 @models
 @policies
 def test_gradients_may_be_asked_for(name: str, policy: str) -> None:
@@ -143,6 +146,7 @@ def test_a_gradient_of_a_gradient(policy: str) -> None:
     assert_same_gradients(both)
 
 
+@pytest.mark.thinned(2)
 @policies
 def test_a_block_used_twice(policy: str) -> None:
     torch.manual_seed(0)
@@ -151,6 +155,7 @@ def test_a_block_used_twice(policy: str) -> None:
     assert_equal(run(model, {"hidden": hidden}), run(small, {"hidden": hidden}))
 
 
+@pytest.mark.thinned(2)
 @models
 def test_freezing_and_thawing_later_is_noticed(name: str) -> None:
     both = pair(name)
