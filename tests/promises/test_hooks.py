@@ -56,7 +56,7 @@ def place(model: nn.Module, where: str) -> nn.Module:
     return next((module for module in block.children() if list(module.children())), block)
 
 
-@pytest.mark.thinned(21)
+@pytest.mark.thinned(63)
 @names("plain-branching", sweep=("bert", "llama"))
 @policies
 @pytest.mark.parametrize("where", PLACES)
@@ -72,7 +72,7 @@ def test_a_hook_registered_after_the_rewrite_fires_once(kind: str, where: str, p
     assert len(found) == 1 or (kind.startswith("full backward") and where == "root")
 
 
-@pytest.mark.thinned(3)
+@pytest.mark.thinned(9)
 @pytest.mark.parametrize("where", PLACES)
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_hook_registered_before_the_rewrite_fires_once(kind: str, where: str) -> None:

@@ -41,6 +41,7 @@ def both_do(both: Pair, action: Callable[[nn.Module], object]) -> tuple[object, 
     return results[0], results[1]
 
 
+@pytest.mark.thinned(3)
 @models
 @policies
 def test_five_optimizer_steps_are_the_same(name: str, policy: str) -> None:

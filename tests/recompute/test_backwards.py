@@ -228,7 +228,7 @@ def test_a_weight_in_several_places(subset: Subset) -> None:
     both(subset, run, body=shared)
 
 
-@pytest.mark.thinned(2)
+@pytest.mark.thinned(6)
 @subsets
 @pytest.mark.parametrize("part", ["blocks.0", "weight", "bias", "up"])
 def test_weights_frozen_after_the_rewrite_and_thawed(part: str, subset: Subset) -> None:
