@@ -115,7 +115,7 @@ class _Application:
     def run(self) -> PassResult:
         for region in self.program.regions:
             for kept, instances in self._groups(region):
-                program, part = self.program.split(self.program.region(instances[0]), instances)
+                program, part = self.program.split(self.program.left_of(region), instances)
                 change = self._cast(part, kept)
                 if change is not None:
                     self.program = program

@@ -205,7 +205,10 @@ class Report:
 
     def __str__(self) -> str:
         """A line for each pass, and one for each refusal and for each module that keeps its own forward."""
-        lines = [f"{step.applied}: {len(step.result.changes)} changes" for step in self.steps] or ["no pass has run"]
+        lines = [
+            f"{text}: {len(each.replaced)} modules replaced" for text, each in self.prepared.items() if each.replaced
+        ]
+        lines += [f"{step.applied}: {len(step.result.changes)} changes" for step in self.steps] or ["no pass has run"]
         lines += [f"  refused {refusal.path or '(root)'}: {refusal.reason}" for refusal in self.refusals]
         lines += [f"  as it was {each.path or '(root)'}: {each.reason}" for each in self.opaque]
         return "\n".join(lines)

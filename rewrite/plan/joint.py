@@ -276,16 +276,16 @@ class Joint:
         highest, lowest = self.base.before.peak_bytes, self.lowest_bytes
         bounds = dict.fromkeys(range(len(self.candidates)), 0)
         budgeted = _budgeted(highest, self.profile)
-        found = [_priced(highest, 1.0, (), ())]
-        fastest = self._priced(highest, bounds, budgeted)
-        for left in range(points - 2, -1, -1):
+        found, target = [_priced(highest, 1.0, (), ())], highest
+        for left in range(points - 1, 0, -1):
+            fastest = self._priced(target, bounds, budgeted)
             if fastest is None:
                 break
             found.append(fastest)
             rest = fastest.peak_bytes - lowest
-            if rest <= 0 or left == 0:
+            if rest <= 0:
                 break
-            fastest = self._priced(fastest.peak_bytes - math.ceil(rest / left), bounds, budgeted)
+            target = fastest.peak_bytes - math.ceil(rest / max(left - 1, 1))
         return tuple({each.peak_bytes: each for each in reversed(found)}.values())[::-1]
 
     def floor(self) -> Estimate:

@@ -46,10 +46,19 @@ class Settled:
 
 
 def call_key(program: Program, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> Hashable:
-    """Equal for calls of one model with equal graphs and sizes, whatever its classes are called: FSDP2 renames them."""
+    """Equal for calls of one model with equal graphs, sizes and hooks on layers, which must fire once.
+
+    What its classes are called, and hooks on its blocks, which run around a plan, make no difference: FSDP2 changes both.
+    """
     regions = tuple(replace(region, class_name="") for region in program.regions)
     leaves = torch.utils._pytree.tree_leaves((args, kwargs or {}))
-    return program_text(replace(program, regions=regions, root_class="")), tuple(_kind(leaf) for leaf in leaves)
+    hooked = tuple(
+        (number, node.name)
+        for number, region in enumerate(regions)
+        for node in region.nodes()
+        if node.meta.get("hooked") and not node.meta.get("block")
+    )
+    return program_text(replace(program, regions=regions, root_class="")), hooked, tuple(map(_kind, leaves))
 
 
 def _kind(leaf: Any) -> Hashable:

@@ -16,6 +16,7 @@ from rewrite import PassError, SelectorError
 from rewrite.text import program_text
 from tests.passes.models import Model, tokens
 from tests.passes.overflow import normal
+from tests.plan.models import Twice
 
 CASTS = ("to", "cast_weight")
 HALF = (torch.float16, torch.bfloat16)
@@ -304,3 +305,13 @@ def test_an_outer_autocast_changes_nothing(dtype: torch.dtype) -> None:
         assert torch.equal(made(tokens()), expected)
     assert torch.equal(inside, expected)
     assert len(found.forward.table) == 1  # the call under autocast was of the same kind
+
+
+def test_a_block_called_in_two_ways_is_cast_in_both() -> None:
+    model, hidden = Twice().eval(), torch.randn(4, 48, 32)
+
+    small = rewrite.optimize(model, [MixedPrecision(dtype="bf16")], example_inputs=hidden)
+
+    taken = [path for change in rewrite.report(small).changes for path in change.instances]
+    assert sorted(taken) == ["layers.0", "layers.0", "layers.1"]
+    assert small(hidden).item() == pytest.approx(model(hidden).item(), rel=0.02)
