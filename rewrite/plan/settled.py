@@ -48,7 +48,8 @@ class Settled:
 def call_key(program: Program, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> Hashable:
     """Equal for calls of one model with equal graphs, sizes and hooks on layers, which must fire once.
 
-    What its classes are called, and hooks on its blocks, which run around a plan, make no difference: FSDP2 changes both.
+    What its classes are called, and hooks on its blocks, which run around a plan, make no difference: FSDP2 changes
+    both.
     """
     regions = tuple(replace(region, class_name="") for region in program.regions)
     leaves = torch.utils._pytree.tree_leaves((args, kwargs or {}))
