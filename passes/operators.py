@@ -5,37 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from passes.spans import function_name
+from rewrite import operator_name as operator_name
 
 if TYPE_CHECKING:
     from torch.fx import Node
 
     from rewrite import Region
 
-SYNONYMS = {
-    "truediv": "div", "true_divide": "div", "divide": "div", "multiply": "mul", "subtract": "sub", "bmatmul": "matmul",
-    "rtruediv": "div", "rmul": "mul", "radd": "add", "rmatmul": "matmul", "rpow": "pow", "iadd": "add", "isub": "sub",
-    "imul": "mul", "itruediv": "div", "swapdims": "swapaxes", "moveaxis": "movedim", "repeat_kv": "repeat",
-    "special_softmax": "softmax", "special_log_softmax": "log_softmax", "linalg_norm": "norm", "half_to_float": "float",
-}  # fmt: skip
 CASTS = frozenset({"to", "float", "half", "bfloat16", "double", "type", "type_as"})
 PROMOTING = frozenset({"add", "sub", "mul", "div", "maximum", "minimum", "where", "lerp", "eq", "ne", "lt", "le", "gt",
                        "ge"})  # fmt: skip
 """Elementwise operators that compute, and give, the widest dtype among their operands."""
-
-
-def operator_name(region: Region, node: Node) -> str:
-    """`add` for `a + b`, `torch.add` and `a.add(b)`; `nn.Linear` for a layer of torch, the class name for another."""
-    if node.op == "call_module":
-        kind = type(region.called(node))
-        return f"nn.{kind.__name__}" if kind.__module__.startswith("torch.nn.") else kind.__name__
-    if node.op not in ("call_function", "call_method"):
-        return ""
-    name = function_name(node)
-    if name == "getattr":
-        return str(node.args[1]) if len(node.args) > 1 else name
-    bare = name.strip("_")
-    return SYNONYMS.get(bare, bare)
 
 
 def tensor_leaves(value: Any) -> Iterator[Any]:

@@ -46,6 +46,8 @@ if TYPE_CHECKING:
     from rewrite.freezing import Frozen as Frozen
     from rewrite.freezing import freeze as freeze
     from rewrite.memory.timeline import Estimate as Estimate
+    from rewrite.operators import operator_name as operator_name
+    from rewrite.operators import operator_path as operator_path
     from rewrite.optim.build import optimizer as optimizer
     from rewrite.optim.convert import convert_optimizer_state as convert_optimizer_state
     from rewrite.plan.document import Plan as Plan
@@ -89,6 +91,7 @@ _HOMES = {
     "rewrite.diff.model": ("GraphDiff",),
     "rewrite.freezing": ("Frozen", "freeze"),
     "rewrite.memory.timeline": ("Estimate",),
+    "rewrite.operators": ("operator_name", "operator_path"),
     "rewrite.optim.build": ("optimizer",),
     "rewrite.optim.convert": ("convert_optimizer_state",),
     "rewrite.precision": ("Precision",),
