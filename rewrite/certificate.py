@@ -46,7 +46,7 @@ class Certificate:
     cases: tuple[str, ...]
     """The steps that were run."""
     skipped: tuple[str, ...] = ()
-    """Cases that the original itself could not run, each with the reason."""
+    """Cases that the original itself could not run, and kinds of values that say little in theirs, with the reason."""
 
     @property
     def failures(self) -> tuple[Row, ...]:

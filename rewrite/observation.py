@@ -36,9 +36,11 @@ class Observation:
 
 
 def observe(
-    module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], *, seed: int, train: bool
+    module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], *, seed: int, train: bool, scale: float = 1.0
 ) -> Observation:
     """Forward and backward of `module` under `seed`, in train or eval mode.
+
+    `scale` multiplies what is differentiated, and its inverse the gradients, as a loss scaler does.
 
     Tensors are given as copies. Gradients, buffers, modes and random streams are put back, also after an error, which
     is the module's own and passes through.
@@ -56,18 +58,32 @@ def observe(
             dropped = frozenset(path for path, tensor in found.items() if getattr(tensor, "is_dropped", False))
             outputs = {path: _copy(tensor) for path, tensor in found.items() if path not in dropped}
             if loss.requires_grad:
-                loss.backward()
+                (loss if scale == 1 else loss * scale).backward()
         given = [(path, tensor) for path, tensor in tensors((args, kwargs), "input") if tensor.requires_grad]
         leaves = [*module.named_parameters(), *given]
         return Observation(
             _copy(loss),
             outputs,
-            {name: None if leaf.grad is None else _copy(leaf.grad) for name, leaf in leaves},
+            {name: None if leaf.grad is None else _unscaled(leaf.grad, scale) for name, leaf in leaves},
             {name: _copy(buffer) for name, buffer in module.named_buffers()},
             _streams(module),
             dict(hook_calls),
             dropped,
         )
+
+
+def observe_outputs(
+    module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], *, seed: int
+) -> Mapping[str, torch.Tensor]:
+    """What the forward of `module` gives under `seed`, in the mode it is in, by path; dropped outputs are left out.
+
+    All is put back as by `observe`.
+    """
+    args, kwargs = copied(args), copied(dict(kwargs))
+    with _kept(module), _streams_kept(module), torch.enable_grad():
+        _seed(seed)
+        found = tensors(module(*args, **kwargs))
+        return {path: _copy(tensor) for path, tensor in found if not getattr(tensor, "is_dropped", False)}
 
 
 def objective(output: Any) -> torch.Tensor:
@@ -127,6 +143,13 @@ def _weighted_sum(tensor: torch.Tensor) -> torch.Tensor:
 
 def _copy(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.detach().clone()
+
+
+def _unscaled(gradient: torch.Tensor, scale: float) -> torch.Tensor:
+    """A copy, in fp32 where a half-precision one divided by `scale` would underflow."""
+    if scale == 1:
+        return _copy(gradient)
+    return gradient.detach().to(torch.promote_types(gradient.dtype, torch.float32)) / scale
 
 
 @contextlib.contextmanager

@@ -13,6 +13,9 @@ value compared:
 u is the unit roundoff, half of `torch.finfo(dtype).eps`; 4 is the margin for the largest of many errors. A value
 that is small because large terms cancel carries the rounding of those terms, so each bound adds u times the
 largest magnitude of its kind.
+
+The bound of `REDUCED` needs nothing but the model's shape, and holds for smooth models. `verify` measures how far
+rounding moves the model at hand instead: see `rewrite/sensitivity.py`.
 """
 
 from __future__ import annotations
@@ -26,7 +29,7 @@ from torch import nn
 
 from rewrite.contract import Numerics
 
-_MARGIN = 4.0
+MARGIN = 4.0
 
 
 @dataclass(frozen=True)
@@ -47,7 +50,7 @@ class Tolerance:
         reduced = self.numerics is Numerics.REDUCED
         roundoff = max(torch.finfo(value.dtype).eps, torch.finfo(self.low).eps if reduced else 0.0) / 2
         roundings = (3 if reduced else self.terms) * self.layers
-        return _MARGIN * math.sqrt(roundings) * roundoff * magnitude(value) + roundoff * largest
+        return MARGIN * math.sqrt(roundings) * roundoff * magnitude(value) + roundoff * largest
 
 
 def tolerance_for(module: nn.Module, inputs: Iterable[torch.Tensor], numerics: Numerics, low: torch.dtype) -> Tolerance:

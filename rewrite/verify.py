@@ -20,6 +20,9 @@ from rewrite.emit.tree import copy_tree
 from rewrite.errors import InputError, VerifyError
 from rewrite.inputs import as_call
 from rewrite.observation import Observation, observe, tensors
+from rewrite.precision import Precision
+from rewrite.scaled_steps import Scaling
+from rewrite.sensitivity import Sensitivity
 from rewrite.tolerance import tolerance_for
 
 Call = tuple[tuple[Any, ...], dict[str, Any]]
@@ -32,7 +35,7 @@ def verify(
     *,
     seeds: Sequence[int] = (0,),
     numerics: Numerics | None = None,
-    low: torch.dtype = torch.bfloat16,
+    low: torch.dtype | None = None,
 ) -> Certificate:
     """Run both modules on the same inputs under the same seeds and compare everything a step leaves behind.
 
@@ -43,7 +46,10 @@ def verify(
 
     example_inputs: a dict of keyword arguments, a tuple or list of positional ones, or one tensor.
     numerics: what to hold the rewrite to; None for what its passes declare.
-    low: the precision that `Numerics.REDUCED` computes in.
+    low: the precision that `Numerics.REDUCED` computes in; None for what its passes declare, or else bfloat16.
+
+    A rewrite of reduced precision may be as far off as random roundings to that precision move the original, by
+    `rewrite/sensitivity.py`. Its loss is scaled for the backward as its passes declare.
 
     Where a pass has put other weights in the place of a module's, the original is run with those: what is compared is
     what was made of them. The certificate names how many there are.
@@ -54,12 +60,15 @@ def verify(
     module holds no numbers (meta device) and `InputError` when the original cannot run the inputs.
     """
     for module in (original, rewritten):
-        _require_numbers(module)
-    numerics = numerics or declared_numerics(rewritten)
+        require_numbers(module)
+    numerics, precision = numerics or declared_numerics(rewritten), declared_precision(rewritten)
+    low = low or (torch.bfloat16 if precision is None else getattr(torch, precision.dtype))
     replaced = replaced_paths(rewritten)
     rows, cases, skipped = list(structure(original, rewritten, replaced)), [], []
     original = with_references(original, rewritten, replaced) if replaced else original
     original = holding_alike(original, rewritten)
+    sensitivity = Sensitivity(original, low) if numerics is Numerics.REDUCED else None
+    scaling = Scaling(precision)
     calls = [as_call(example_inputs)]
     calls += [call for call in [another_batch(calls[0])] if call is not None]
     for position, (train, seed) in itertools.product(range(len(calls)), itertools.product((True, False), seeds)):
@@ -74,15 +83,27 @@ def verify(
             continue
         cases.append(case)
         try:
-            found = observe(rewritten, args, kwargs, seed=seed, train=train)
+            found = scaling.observe(rewritten, args, kwargs, seed=seed, train=train)
         except Exception as error:  # noqa: BLE001  whatever the module raises is the finding
             rows.append(Row("forward and backward", "error", False, case=case, note=f"{type(error).__name__}: {error}"))
             continue
         found = _without_scales(found, replaced)
         given = [tensor for _, tensor in tensors((args, kwargs))]
-        rows += compare(expected, found, tolerance_for(original, given, numerics, low), case)
+        if sensitivity is None:
+            rows += compare(expected, found, tolerance_for(original, given, numerics, low), case)
+            continue
+        moved = sensitivity.measure(expected, args, kwargs, seed=seed, train=train)
+        tolerance = tolerance_for(original, given, Numerics.REASSOCIATED, low)
+        rows += moved.widened(compare(expected, found, tolerance, case), found)
+        skipped += [f"{case}: {reason}" for reason in moved.undecided()]
     passed = all(row.passed for row in rows)
     return Certificate(passed, numerics.value, tuple(rows), tuple(cases), tuple(skipped))
+
+
+def declared_precision(module: nn.Module) -> Precision | None:
+    """What the passes that made `module` compute in; None where none of them casts."""
+    forward = vars(module).get("forward")
+    return forward.rewriting.precision if isinstance(forward, RegionForward) else None
 
 
 def declared_numerics(module: nn.Module) -> Numerics:
@@ -149,7 +170,8 @@ def _batch_size(call: Call) -> int:
     return next((tensor.shape[0] for _, tensor in tensors(call) if tensor.dim() > 0), 0)
 
 
-def _require_numbers(module: nn.Module) -> None:
+def require_numbers(module: nn.Module) -> None:
+    """Raise VerifyError for a module on the meta device."""
     held = itertools.chain(module.named_parameters(), module.named_buffers())
     name = next((name for name, tensor in held if tensor.is_meta), None)
     if name is None:
