@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from rewrite.api import optimize as optimize
     from rewrite.api import remove as remove
     from rewrite.api import report as report
+    from rewrite.bisect import Bisection as Bisection
+    from rewrite.bisect import bisect as bisect
     from rewrite.certificate import Certificate as Certificate
     from rewrite.contract import Change as Change
     from rewrite.contract import Numerics as Numerics
@@ -61,6 +63,7 @@ if TYPE_CHECKING:
     from rewrite.program import Opaque as Opaque
     from rewrite.program import Program as Program
     from rewrite.program import Region as Region
+    from rewrite.ranges import ranges as ranges
     from rewrite.report.sizes import parse_bytes as parse_bytes
     from rewrite.report.sizes import size_text as size_text
     from rewrite.scaling import full_precision as full_precision
@@ -75,11 +78,13 @@ if TYPE_CHECKING:
     from rewrite.tags import RECOMPUTE as RECOMPUTE
     from rewrite.tags import STORE as STORE
     from rewrite.tags import WITHIN as WITHIN
+    from rewrite.value_range import Ranges as Ranges
     from rewrite.verify import verify as verify
     from rewrite.weight_casts import cast_weight as cast_weight
 
 _HOMES = {
     "rewrite.api": ("Report", "capture", "diff", "estimate", "optimize", "remove", "report"),
+    "rewrite.bisect": ("Bisection", "bisect"),
     "rewrite.certificate": ("Certificate",),
     "rewrite.contract": ("Change", "Numerics", "Pass", "PassResult", "Preparation", "Refusal"),
     "rewrite.errors": (
@@ -102,9 +107,11 @@ _HOMES = {
     "rewrite.planning": ("find_batch", "fit", "plan"),
     "rewrite.plan.search": ("KeepPlan", "plan_keep"),
     "rewrite.program": ("Opaque", "Program", "Region"),
+    "rewrite.ranges": ("ranges",),
     "rewrite.report.sizes": ("parse_bytes", "size_text"),
     "rewrite.selectors": ("matches",),
     "rewrite.tags": ("CUT", "DETACH", "HELD", "KEEP", "KEEP_STATE", "ORIGIN", "RECOMPUTE", "STORE", "WITHIN"),
+    "rewrite.value_range": ("Ranges",),
     "rewrite.verify": ("verify",),
 }  # fmt: skip
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import nn
@@ -14,15 +14,22 @@ from rewrite.observation import Observation
 from rewrite.tolerance import Tolerance, magnitude
 
 
+class Bound(Protocol):
+    """What says how far a value may be off."""
+
+    def bound(self, value: torch.Tensor, largest: float) -> float:
+        """The largest difference allowed from `value`; `largest` is the largest magnitude of its kind in the step."""
+
+
 def compare(expected: Observation, found: Observation, tolerance: Tolerance, case: str) -> Iterator[Row]:
     """One row for each value of a step."""
-    yield from _compare_tensors("loss", {"loss": expected.loss}, {"loss": found.loss}, tolerance, case)
+    yield from compare_tensors("loss", {"loss": expected.loss}, {"loss": found.loss}, tolerance, case)
     outputs = {name: value for name, value in expected.outputs.items() if name not in found.dropped}
-    yield from _compare_tensors("output", outputs, found.outputs, tolerance, case)
+    yield from compare_tensors("output", outputs, found.outputs, tolerance, case)
     for name in sorted(found.dropped):
         yield Row(name, "output", True, case=case, note="left out, as the pass was told")
-    yield from _compare_tensors("gradient", expected.gradients, found.gradients, tolerance, case)
-    yield from _compare_tensors("buffer", expected.buffers, found.buffers, tolerance, case)
+    yield from compare_tensors("gradient", expected.gradients, found.gradients, tolerance, case)
+    yield from compare_tensors("buffer", expected.buffers, found.buffers, tolerance, case)
     for name, state in expected.streams.items():
         equal = _same_state(state, found.streams.get(name))
         yield Row(name, "rng", equal, case=case, note="" if equal else "the random stream moved by another amount")
@@ -75,13 +82,14 @@ def _listed(text: str, names: Iterable[str]) -> str:
     return f"{text}: {', '.join(shown[:3])}" + (f" and {len(shown) - 3} more" if len(shown) > 3 else "")
 
 
-def _compare_tensors(
+def compare_tensors(
     kind: Kind,
     expected: Mapping[str, torch.Tensor | None],
     found: Mapping[str, torch.Tensor | None],
-    tolerance: Tolerance,
+    tolerance: Bound,
     case: str,
 ) -> Iterator[Row]:
+    """One row for each value that either side has."""
     largest = max((magnitude(value) for value in expected.values() if value is not None), default=0.0)
     for name in [*expected, *(name for name in found if name not in expected)]:
         ours, theirs = expected.get(name), found.get(name)

@@ -59,11 +59,16 @@ def render_pass(pass_: Pass) -> str:
     """The spec of one pass, without the options that equal their defaults."""
     known = options(type(pass_))
     given = [
-        f"{field.name}={_render_value(pass_.name, field.name, getattr(pass_, field.name))}"
+        render_option(pass_, field.name)
         for field in fields(pass_)
         if field.name in known and not _same(getattr(pass_, field.name), known[field.name].default)
     ]
     return f"{pass_.name}{{{','.join(given)}}}" if given else pass_.name
+
+
+def render_option(pass_: Pass, option: str) -> str:
+    """One option of a pass as the spec says it: `every=2`. Raises `SpecError` as `render` does."""
+    return f"{option}={_render_value(pass_.name, option, getattr(pass_, option))}"
 
 
 class _Reader:

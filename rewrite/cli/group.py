@@ -10,6 +10,7 @@ from typing import Any
 import click
 
 COMMANDS = {
+    "bisect": "The operators to keep in fp32 so that the outputs are near enough.",
     "diff": "What passes would change in a model, line by line, with bytes.",
     "fit": "The largest batch or sequence that fits a memory.",
     "passes": "The passes there are, their options and what they promise.",

@@ -14,6 +14,7 @@ import torch
 
 from rewrite import registry, spec
 from rewrite.api import diff, estimate, optimize, report
+from rewrite.bisect import Bisection, bisect
 from rewrite.certificate import Certificate
 from rewrite.cli.loading import Loaded, Request, inputs_again, load
 from rewrite.cli.memory import refuse_beyond_memory
@@ -26,6 +27,7 @@ from rewrite.plan.document import Plan, is_plan_file, load_plan
 from rewrite.plan.fit import Fit
 from rewrite.plan.largest import MOST
 from rewrite.planning import fit, plan
+from rewrite.ranges import Ranges, ranges
 from rewrite.verify import verify
 
 
@@ -161,6 +163,28 @@ def view_of(subject: Loaded, *, optimizer: str, device: str, narration: Narratio
 
 
 def certificate_of(request: Request, passes: str | Sequence[Pass], narration: Narration) -> Certificate:
+    """Run a step of the model, and of its rewrite, on real tensors."""
+    subject = with_numbers(request, narration)
+    with narration.working("rewriting"):
+        rewritten = optimize(subject.model, passes=passes, example_inputs=subject.example_inputs)
+    with narration.working("running both"):
+        return verify(subject.model, rewritten, subject.example_inputs)
+
+
+def bisection_of(
+    subject: Loaded, passes: str | Sequence[Pass], tolerance: float | None, max_trials: int | None, narration: Narration
+) -> tuple[Bisection, Ranges | None]:
+    """The operators to keep in fp32, and the values near overflow; None for passes that compute in fp32."""
+    with narration.working("running rewrites"):
+        found = bisect(subject.model, passes, subject.example_inputs, tolerance=tolerance, max_trials=max_trials)
+    low = next((precision.dtype for each in found.passes if (precision := each.precision()) is not None), None)
+    if low is None:
+        return found, None
+    with narration.working("running it in fp32"):
+        return found, ranges(subject.model, subject.example_inputs, low)
+
+
+def with_numbers(request: Request, narration: Narration) -> Loaded:
     """Build the model twice: without storage to see that a step fits here, then with random weights to run it."""
     planned = loaded(request, narration)
     if _has_no_numbers(planned.model):
@@ -171,11 +195,8 @@ def certificate_of(request: Request, passes: str | Sequence[Pass], narration: Na
         planned = load(request, torch.device("cpu"))
     if _has_no_numbers(planned.model):
         cause = "its parameters are on the meta device and hold no numbers"
-        raise ModelError(request.model, cause, "build it on the CPU to verify it")
-    with narration.working("rewriting"):
-        rewritten = optimize(planned.model, passes=passes, example_inputs=planned.example_inputs)
-    with narration.working("running both"):
-        return verify(planned.model, rewritten, planned.example_inputs)
+        raise ModelError(request.model, cause, "build it on the CPU to run it")
+    return planned
 
 
 def _has_no_numbers(model: torch.nn.Module) -> bool:

@@ -8,11 +8,12 @@ from dataclasses import replace
 from torch import fx
 
 from rewrite.diff.kept import Kept, KeptByInstance, kept_by_instance, serving
-from rewrite.diff.lines import NOTHING, node_line, outside_line, tags_of
+from rewrite.diff.lines import NOTHING, cast_from, dtype_change, node_line, outside_line, tags_of, value_type
 from rewrite.diff.model import Hunk, NodeLine
 from rewrite.memory.timeline import Estimate
 from rewrite.program import RECOMPUTE, Program, Region
 from rewrite.text import argument_text, target_text
+from rewrite.weight_casts import cast_weight
 
 
 def hunks_between(before: Program, after: Program, was: Estimate, now: Estimate) -> tuple[Hunk, ...]:
@@ -123,8 +124,9 @@ def changed_lines(
 
 
 def _dropped(origin: Region, node: fx.Node, was: Mapping[str, Kept]) -> NodeLine:
-    line = node_line(origin, node, was.get(node.name, NOTHING), "-", "drop")
-    return replace(line, after_bytes=0)
+    cast = cast_from(node)
+    line = node_line(origin, node, was.get(node.name, NOTHING), "-", "cast" if cast else "drop")
+    return replace(line, after_bytes=0, was_dtype=cast)
 
 
 def _node_changes(
@@ -133,16 +135,26 @@ def _node_changes(
     before, after = was.get(node.name, NOTHING), now.get(node.name, NOTHING)
     line = node_line(region, node, before if before.bytes else after)
     if old is None:
-        yield replace(line, mark="+", action="add", before_bytes=0, after_bytes=after.bytes)
+        yield _added(replace(line, mark="+", before_bytes=0, after_bytes=after.bytes), node)
         return
-    weight = weighed(line, before, after)
+    had = dtype_change(old, node)
+    weight = replace(weighed(line, before, after), was_dtype=had)
     was_tagged, tagged = tags_of(old), tags_of(node)
-    if _call_text(old) != _call_text(node):
+    if had and (weight.mark == " " or _call_text(old) != _call_text(node)):
+        yield replace(weight, mark="~", action="dtype", dtype=value_type(node.meta.get("val"))[1])
+    elif _call_text(old) != _call_text(node):
         yield replace(weight, mark="~", action="rewire")
     elif weight.mark == " " and was_tagged != tagged and not before.bytes:
         yield replace(weight, mark="+" if RECOMPUTE in tagged else "~", action=_tag_action(was_tagged, tagged))
     else:
         yield weight
+
+
+def _added(line: NodeLine, node: fx.Node) -> NodeLine:
+    cast = cast_from(node)
+    if cast:
+        return replace(line, action="cast", was_dtype=cast, weight=node.target is cast_weight)
+    return replace(line, action="read" if node.op == "get_attr" else "add")
 
 
 def weighed(line: NodeLine, before: Kept, after: Kept) -> NodeLine:

@@ -12,7 +12,9 @@ from rewrite.diff.kept import Kept
 from rewrite.diff.model import NodeLine
 from rewrite.program import RECOMPUTE, TAGS, Region, value_tensors
 from rewrite.tags import STORE
+from rewrite.weight_casts import cast_weight
 
+CASTS = ("to", "type", "type_as", "float", "half", "bfloat16", "double")
 NOTHING = Kept(0, (), "")
 
 
@@ -57,13 +59,44 @@ def _below(path: str, region: str) -> str:
     return ".".join(path.split(".")[len(region.split(".")) if region else 0 :])
 
 
+def cast_from(node: fx.Node) -> str:
+    """The dtype that a node casts from, if all it does is to give its one tensor in another floating-point dtype."""
+    given = value_tensors([source.meta.get("val") for source in node.all_input_nodes])
+    made = value_tensors(node.meta.get("val"))
+    if not node.op.startswith("call") or len(given) != 1 or len(made) != 1:
+        return ""
+    both = given[0].is_floating_point() and made[0].is_floating_point()
+    alike = both and _concrete_shape(given[0]) == _concrete_shape(made[0])
+    return dtype_name(given[0]) if alike and _is_cast(node) and given[0].dtype != made[0].dtype else ""
+
+
+def _is_cast(node: fx.Node) -> bool:
+    return node.target is cast_weight or (node.op == "call_method" and node.target in CASTS)
+
+
+def dtype_change(old: fx.Node, new: fx.Node) -> str:
+    """The dtype of what a node gave, if it gives another floating-point one now."""
+    before, after = value_tensors(old.meta.get("val")), value_tensors(new.meta.get("val"))
+    changed = (
+        dtype_name(was)
+        for was, now in zip(before, after, strict=False)
+        if was.dtype != now.dtype and was.is_floating_point() and now.is_floating_point()
+    )
+    return next(changed, "")
+
+
+def dtype_name(tensor: torch.Tensor) -> str:
+    """`float16`."""
+    return str(tensor.dtype).removeprefix("torch.")
+
+
 def value_type(value: Any) -> tuple[tuple[int, ...], str]:
     """Shape and dtype of the largest tensor in a node's value; sizes that vary by their size in the captured run."""
     tensors = value_tensors(value)
     if not tensors:
         return (), ""
     largest = max(tensors, key=_tensor_bytes)
-    return _concrete_shape(largest), str(largest.dtype).removeprefix("torch.")
+    return _concrete_shape(largest), dtype_name(largest)
 
 
 def value_bytes(value: Any) -> int:

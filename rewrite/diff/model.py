@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -18,7 +18,8 @@ class NodeLine:
     mark: str
     """`-` no longer kept or no longer there, `+` newly kept, made or recomputed, `~` changed, a blank unchanged."""
     action: str
-    """keep, recompute, add, drop, or the name of a tag that changed."""
+    """keep, recompute, add, drop, cast, dtype (it gives another dtype), read (of a parameter), rewire, or the name of a
+    tag that changed."""
     name: str
     """The node's name in its graph; the operator's name where no graph holds it."""
     label: str
@@ -36,6 +37,10 @@ class NodeLine:
     """Size of the node's value, kept or not."""
     stored_bits: int | None = None
     """Bits that the frozen weight of the layer is stored in by a pass."""
+    was_dtype: str = ""
+    """The dtype that a cast is given; of another node the one it gave before, where it gives another now."""
+    weight: bool = False
+    """Whether it casts a weight, again only when that has changed."""
 
 
 @dataclass(frozen=True)
@@ -61,6 +66,21 @@ class Hunk:
     @property
     def changed(self) -> bool:
         return self.saved_bytes != 0 or any(line.mark != " " for line in self.lines)
+
+
+@dataclass(frozen=True)
+class CastCount:
+    """Casts from one dtype to another that were put into a model, less those taken out, over all instances."""
+
+    from_dtype: str
+    to_dtype: str
+    count: int = 0
+    """Casts of a forward."""
+    bytes: int = 0
+    """What they write."""
+    weights: int = 0
+    """Casts of weights, each made again only when its weight has changed."""
+    weight_bytes: int = 0
 
 
 @dataclass(frozen=True)
@@ -98,6 +118,18 @@ class GraphDiff:
         return any(record.modified for record in self.passes)
 
     @property
+    def casts(self) -> tuple[CastCount, ...]:
+        """Casts by the dtypes they lead from and to."""
+        found: dict[tuple[str, str], CastCount] = {}
+        for hunk in self.hunks:
+            for line in hunk.lines:
+                if line.action == "cast":
+                    times = len(hunk.instances) if line.mark == "+" else -len(hunk.instances)
+                    kind = (line.was_dtype, line.dtype)
+                    found[kind] = _counted(found.get(kind, CastCount(*kind)), line, times)
+        return tuple(found.values())
+
+    @property
     def peak_delta_bytes(self) -> int:
         """Peak after less peak before: negative when the rewrite saves."""
         return self.after.peak_bytes - self.before.peak_bytes
@@ -114,6 +146,13 @@ class GraphDiff:
             return None
         before = self.before.seconds(self.profile)
         return self.after.seconds(self.profile) / before if before else None
+
+
+def _counted(so_far: CastCount, line: NodeLine, times: int) -> CastCount:
+    if line.weight:
+        written = so_far.weight_bytes + times * line.value_bytes
+        return replace(so_far, weights=so_far.weights + times, weight_bytes=written)
+    return replace(so_far, count=so_far.count + times, bytes=so_far.bytes + times * line.value_bytes)
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,8 @@ class Mask:
 
     def expand(self) -> torch.Tensor:
         """The factor of each element, as the dropout's backward multiplies by."""
-        return self.passed.to(self.dtype).div_(1 - self.probability)
+        passed = self.passed.view(torch.uint8)  # whose conversion a CPU vectorizes, which that of bool it does not
+        return passed.to(self.dtype).div_(1 - self.probability)
 
 
 def draws_a_mask(value: torch.Tensor, probability: float, training: bool) -> bool:
@@ -35,4 +36,4 @@ def draw(value: torch.Tensor, probability: float) -> torch.Tensor:
 
 def mask_of(factors: torch.Tensor, probability: float) -> Mask:
     """What `draw` gave, at one byte an element."""
-    return Mask(factors.ne(0), probability, factors.dtype)
+    return Mask(factors.bool(), probability, factors.dtype)

@@ -10,7 +10,7 @@ from rich.text import Text
 
 from rewrite.report.columns import crop, node_columns, sized, wrapped
 from rewrite.report.ranges import fold_paths, natural_order
-from rewrite.report.sizes import delta_text, size_text
+from rewrite.report.sizes import delta_text, dtype_text, size_text
 from rewrite.report.step import caveat_lines, peak_lines, stat_lines
 
 if TYPE_CHECKING:
@@ -78,6 +78,8 @@ def _hunk_lines(hunk: Hunk, width: int, *, full: bool) -> Iterator[Text]:
         folded = [line for line in small if line.mark == mark]
         size = sum(abs(line.before_bytes - line.after_bytes) for line in folded)
         yield node_columns(width, mark, folded[0].action, f"({len(folded)} smaller values)", size=sized(size))
+    if not full:
+        yield from cast_lines(hunk.lines, width)
     yield from recompute_lines(hunk.lines, width)
     yield from detached_lines(hunk.lines, width)
     yield from stored_lines(hunk.lines, width)
@@ -87,10 +89,16 @@ def sorted_out(lines: Iterable[NodeLine], *, full: bool) -> tuple[list[NodeLine]
     """The lines to show, and the changed ones too small to show one by one."""
     counted = ("recompute", "detach", "held", "store")
     told = [line for line in lines if line.action not in counted and (full or line.mark != " " or line.after_bytes)]
+    told = [line for line in told if full or not _is_counted_cast(line)]
     least = SMALL * sum(max(line.before_bytes, line.after_bytes) for line in told)
     large = [line for line in told if full or _is_large(line, least)]
     small = [line for line in told if not full and not _is_large(line, least) and line.mark != " "]
     return (large, small) if len(small) > 1 else ([line for line in told if line in large or line in small], [])
+
+
+def _is_counted_cast(line: NodeLine) -> bool:
+    """Whether a change of dtype is told in a sum with others: it holds no bytes for the backward, or is of a weight."""
+    return line.weight or line.action == "read" or (line.action == "dtype" and not line.before_bytes + line.after_bytes)
 
 
 def _is_large(line: NodeLine, least: float) -> bool:
@@ -98,11 +106,39 @@ def _is_large(line: NodeLine, least: float) -> bool:
 
 
 def _line_text(line: NodeLine, width: int) -> Text:
-    size = size_text(line.before_bytes or line.after_bytes) if line.before_bytes or line.after_bytes else ""
-    label = line.label
+    size = sized(line.before_bytes or line.after_bytes)
+    notes = [_arrow(line)] if line.action in ("cast", "dtype") else []
+    if line.action == "cast":
+        size = sized(line.value_bytes)
     if line.mark == "~" and line.before_bytes and line.after_bytes:
-        label, size = f"{label} ({delta_text(line.after_bytes - line.before_bytes)})", size_text(line.after_bytes)
+        size = size_text(line.after_bytes)
+        if line.after_bytes != line.before_bytes or not notes:
+            notes.append(delta_text(line.after_bytes - line.before_bytes))
+    label = f"{line.label} ({', '.join(notes)})" if notes else line.label
     return node_columns(width, line.mark, line.action, label, line.shape, line.dtype, size, line.source)
+
+
+def _arrow(line: NodeLine) -> str:
+    return f"{dtype_text(line.was_dtype)} -> {dtype_text(line.dtype)}"
+
+
+def cast_lines(lines: Iterable[NodeLine], width: int) -> Iterator[Text]:
+    """The weights that are cast, and the operators that give another dtype and keep nothing, in sums."""
+    counted = [line for line in lines if _is_counted_cast(line) and line.action != "read"]
+    for (mark, action, arrow), members in _grouped(counted).items():
+        few = len(members) == 1
+        if action == "cast":
+            told, size = f"{len(members)} {'weight' if few else 'weights'}, once a step ({arrow})", members
+        else:
+            told, size = f"{len(members)} {'operator' if few else 'operators'} ({arrow})", []
+        yield node_columns(width, mark, action, told, size=sized(sum(line.value_bytes for line in size)))
+
+
+def _grouped(lines: Iterable[NodeLine]) -> dict[tuple[str, str, str], list[NodeLine]]:
+    groups: dict[tuple[str, str, str], list[NodeLine]] = {}
+    for line in lines:
+        groups.setdefault((line.mark, line.action, _arrow(line)), []).append(line)
+    return groups
 
 
 def recompute_lines(lines: Iterable[NodeLine], width: int) -> Iterator[Text]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
@@ -10,18 +11,21 @@ from typing import TYPE_CHECKING, Any
 from rewrite.options import REQUIRED, annotation_text
 
 if TYPE_CHECKING:
-    from rewrite.certificate import Certificate
+    from rewrite.bisect.result import Bisection
+    from rewrite.certificate import Certificate, Row
     from rewrite.diff.model import GraphDiff, Hunk, PassRecord, View
     from rewrite.memory.timeline import Estimate
     from rewrite.plan.document import Plan
     from rewrite.registry import Description
     from rewrite.report.fit import FitTable
+    from rewrite.value_range import Ranges
 
 DIFF_SCHEMA = "rewrite/diff/1"
 SHOW_SCHEMA = "rewrite/show/1"
 PASSES_SCHEMA = "rewrite/passes/1"
 PLAN_SCHEMA = "rewrite/plan/1"
 FIT_SCHEMA = "rewrite/fit/1"
+BISECT_SCHEMA = "rewrite/bisect/1"
 
 Document = dict[str, Any]
 
@@ -48,6 +52,7 @@ def diff_document(diff: GraphDiff) -> Document:
             "recompute_flops": diff.recompute_flops,
             "time_ratio": diff.time_ratio,
             "device_profile": diff.profile or None,
+            "casts": [asdict(count) for count in diff.casts],
         },
         "changes": [_hunk_document(hunk) for hunk in diff.hunks],
         "refusals": [
@@ -75,6 +80,47 @@ def view_document(view: View) -> Document:
 def certificate_document(certificate: Certificate, model: str, spec: str) -> Document:
     """Every comparison of a verification, under the certificate's own schema."""
     return {**certificate.to_json(), "model": model, "passes": spec}
+
+
+def bisect_document(found: Bisection, ranges: Ranges | None, model: str) -> Document:
+    """What is to be kept in fp32, what that was found from, and the values near overflow."""
+    return {
+        "schema": BISECT_SCHEMA,
+        "model": model,
+        "spec": found.spec,
+        "keep_fp32": list(found.selectors),
+        "option": found.keep_fp32,
+        "minimal": found.minimal,
+        "trials": found.trials,
+        "tolerance": found.tolerance,
+        "kept": list(found.kept),
+        "candidates": len(found.candidates),
+        "before": [_output_document(row) for row in found.before],
+        "after": [_output_document(row) for row in found.after],
+        "ranges": None if ranges is None else _ranges_document(ranges),
+    }
+
+
+def _output_document(row: Row) -> Document:
+    """One output of a trial; an infinite difference becomes null."""
+    return {
+        "name": row.name,
+        "passed": row.passed,
+        "max_abs": row.max_abs if math.isfinite(row.max_abs) else None,
+        "max_rel": row.max_rel if math.isfinite(row.max_rel) else None,
+        "tolerance": row.tolerance,
+    }
+
+
+def _ranges_document(ranges: Ranges) -> Document:
+    return {
+        "dtype": ranges.dtype,
+        "limit": ranges.limit,
+        "share": ranges.share,
+        "values": len(ranges.values),
+        "near": [asdict(each) for each in ranges.near],
+        "unseen": list(ranges.unseen),
+    }
 
 
 def plan_document(plan: Plan) -> Document:

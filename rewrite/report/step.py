@@ -25,11 +25,22 @@ def stat_lines(diff: GraphDiff) -> Iterator[Text]:
     yield _change_line("saved", before.saved_bytes, after.saved_bytes)
     if any(line.stored_bits for hunk in diff.hunks for line in hunk.lines):
         yield _change_line("weights", _weight_bytes(before), _weight_bytes(after))
+    yield from _cast_lines(diff)
     flops = diff.recompute_flops
     share = percent_text(flops, before.flops.total)
     yield Text(f"recompute  {'+' if flops >= 0 else ''}{flops_text(flops)} a step  {share}".rstrip())
     if diff.time_ratio is not None:
         yield Text(f"time       x{diff.time_ratio:.2f} a step, predicted from peak rates of {diff.profile}")
+
+
+def _cast_lines(diff: GraphDiff) -> Iterator[Text]:
+    """How many casts there are more, and what they write."""
+    for count in diff.casts:
+        arrow = f"{dtype_text(count.from_dtype)} -> {dtype_text(count.to_dtype)}"
+        if count.count:
+            yield Text(f"casts      {arrow}  {count.count:+d} a forward, {size_text(count.bytes)}")
+        if count.weights:
+            yield Text(f"casts      {arrow}  {count.weights:+d} weights once a step, {size_text(count.weight_bytes)}")
 
 
 def _weight_bytes(estimate: Estimate) -> int:

@@ -104,7 +104,7 @@ def test_nodes_made_dropped_and_rewired_are_told_by_name() -> None:
     graph.erase_node(relu)
     hunk = hunks_between(before, after, estimate(saved("h.0", "relu", 64)), estimate())[1]
 
-    assert marks(hunk) == [("+", "add", half.name), ("-", "drop", "relu"), ("~", "rewire", add.name)]
+    assert marks(hunk) == [("+", "cast", half.name), ("-", "drop", "relu"), ("~", "rewire", add.name)]
     assert next(line for line in hunk.lines if line.mark == "+").dtype == "float16"
 
 
