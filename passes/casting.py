@@ -14,13 +14,12 @@ import torch
 from torch import fx
 from torch.fx.node import map_aggregate
 
-from passes.layers import function_of, is_functional
+from passes.fake_values import cast_value, describe, like, same_view
+from passes.layers import is_functional
 from passes.operators import PROMOTING, float_leaves, is_cast, operator_name, tensor_leaves
-from passes.pieces import attribute
-from passes.precision_lists import CLEAR, colours
-from passes.scaled import Scaled
-from passes.spans import called_path
-from rewrite import ORIGIN, RECOMPUTE, cast_weight
+from passes.scaled_products import enlarge, heads_of_losses, scale_scores_first, shrink
+from passes.written_layers import written_out
+from rewrite import RECOMPUTE, cast_weight
 
 if TYPE_CHECKING:
     from torch.fx import Node
@@ -28,9 +27,6 @@ if TYPE_CHECKING:
     from passes.colouring import Colours
     from rewrite import Region
 
-HEAD_SCALE = 2.0**-4
-LOSSES = ("cross_entropy", "nn.CrossEntropyLoss", "log_softmax", "nn.LogSoftmax", "binary_cross_entropy_with_logits",
-          "nn.BCEWithLogitsLoss")  # fmt: skip
 MASK_PLACE = 3
 """Position of the mask among the arguments of `scaled_dot_product_attention`."""
 
@@ -65,10 +61,9 @@ class Casting:
         self.count = Count()
 
     def run(self) -> Count:
-        for node in list(self.region.nodes()):
-            if node in self.low and operator_name(self.region, node) in ("matmul", "bmm"):
-                self._scale_first(node)
-        heads = self._heads()
+        """Put casts in; says how many."""
+        scale_scores_first(self)
+        heads = heads_of_losses(self)
         for node in list(self.region.nodes()):
             if self._is_idle_cast(node):
                 node.replace_all_uses_with(node.args[0])  # type: ignore[arg-type]
@@ -76,109 +71,20 @@ class Casting:
                 continue
             head = node in heads
             if node.op == "call_module" and node in self.low and is_functional(self.region, node):
-                node = self._written_out(node)
+                node = written_out(self, node)
             if head:
-                self._shrink(node)
-            self._give(node)
-            self._retype(node)
+                shrink(self, node)
+            self.give(node)
+            self.retype(node)
             if head:
-                self._enlarge(node)
+                enlarge(self, node)
         self._drop_unread()
         self.count.nodes = tuple(node.name for node in self.made.values() if node in self.source_of)
         return self.count
 
-    # Graph edits before casts.
-
-    def _scale_first(self, product: Node) -> None:
-        """Scale one factor of a product of queries and keys in place of the scores, which may not fit."""
-        users = list(product.users)
-        if self.dtype is not torch.float16 or len(users) != 1 or not isinstance(product.args[0], fx.Node):
-            return
-        scale = users[0]
-        factor = _factor(operator_name(self.region, scale), scale)
-        if scale in self.low or factor is None or scale.args[0] is not product or not 0 < abs(factor) < 1:
-            return
-        query = product.args[0]
-        with self.graph.inserting_before(product):
-            scaled = self.graph.call_function(torch.mul, (query, factor))
-        scaled.meta.update({key: scale.meta[key] for key in ("module_path", "source") if key in scale.meta})
-        scaled.meta["val"] = _like(self.captured[query], torch.float32)
-        scaled.meta[ORIGIN] = (scale.name,)
-        _share_segment(scaled, product)
-        self.captured[scaled], self.span[scaled] = scaled.meta["val"], self.span[product]
-        self.low.add(scaled)
-        product.replace_input_with(query, scaled)
-        scale.replace_all_uses_with(product)
-        self.graph.erase_node(scale)
-
-    # Heads, whose logits may not fit.
-
-    def _heads(self) -> set[Node]:
-        """Products that give the logits of a loss and are used for nothing else in low precision.
-
-        What lies between is taken out of the low precision.
-        """
-        found: set[Node] = set()
-        for node in self.region.nodes() if self.dtype is torch.float16 else ():
-            if node in self.low and operator_name(self.region, node) in ("linear", "nn.Linear", "Conv1D"):
-                between = self._between_loss(node)
-                if between is not None:
-                    found.add(node)
-                    self.low -= between
-        return found
-
-    def _between_loss(self, product: Node) -> set[Node] | None:
-        """Nodes without effect on values between a product and a loss; None where none is, or others use it."""
-        between: set[Node] = set()
-        open_, meets = list(product.users), False
-        while open_:
-            user = open_.pop()
-            name = operator_name(self.region, user)
-            if user in between:
-                continue
-            if is_cast(self.region, user) or (colours().get(name) == CLEAR and float_leaves(user)):
-                between.add(user)
-                open_ += list(user.users)
-            elif user in self.low:
-                return None
-            meets |= name in LOSSES
-        return between if meets else None
-
-    def _shrink(self, product: Node) -> None:
-        """Have a head give a part of its logits: 70,000 does not fit in fp16, and a power of two rounds nothing."""
-        arguments = dict(zip(("input", "weight", "bias"), product.args, strict=False)) | dict(product.kwargs)
-        factors = {"input": (HEAD_SCALE, 1.0), "weight": (1.0, 1 / HEAD_SCALE), "bias": (HEAD_SCALE, 1.0)}
-        parts: list[Any] = []
-        for name, (forward, backward) in factors.items():
-            given = arguments.get(name)
-            if not isinstance(given, fx.Node):
-                parts.append(given)
-                continue
-            with self.graph.inserting_before(product):
-                part = self._times(given, Scaled(forward, backward), product)
-            self.low.add(part)
-            self._give(part)
-            self._retype(part)
-            parts.append(part)
-        product.args, product.kwargs = tuple(parts), {}
-
-    def _enlarge(self, product: Node) -> None:
-        """The whole logits, in fp32."""
-        users = list(product.users)
-        after = product.next
-        wide = self._cast(product, torch.float32, after, within=False)
-        with self.graph.inserting_before(after):
-            whole = self._times(wide, Scaled(1 / HEAD_SCALE, 1.0), product)
-        whole.meta["val"] = _like(wide.meta["val"], torch.float32)
-        for user in users:
-            user.replace_input_with(product, whole)
-
-    def _times(self, source: Node, scaled: Scaled, like: Node) -> Node:
-        made = self.graph.call_function(scaled, (source,))
-        value: Any = self.captured.get(source, source.meta["val"])
-        _describe(made, source, _like(value, torch.float32), like)
-        self.captured[made], self.span[made] = made.meta["val"], self.span[like]
-        return made
+    def place(self, made: Node, beside: Node) -> None:
+        """Take a new node in, which stands in the spans that `beside` stands in."""
+        self.captured[made], self.span[made] = made.meta["val"], self.span[beside]
 
     def _is_idle_cast(self, node: Node) -> bool:
         """Whether a cast gives the dtype that there is: what reads it says by itself which it needs."""
@@ -190,37 +96,6 @@ class Casting:
             return False
         return had.dtype == gives.dtype or (node in self.low and gives.dtype == torch.float32)
 
-    def _written_out(self, node: Node) -> Node:
-        """A layer as the function it calls, under its name."""
-        module, path = self.region.called(node), str(node.target)
-        function, more = function_of(module)
-        weight = attribute(self.region, f"{path}.weight", node)
-        bias = None if module.bias is None else attribute(self.region, f"{path}.bias", node)
-        for each in (weight, bias):
-            if each is not None:
-                self.captured.setdefault(each, each.meta["val"])
-        with self.graph.inserting_before(node):
-            if operator_name(self.region, node) == "Conv1D":
-                turned = self.graph.call_function(torch.t, (weight,))
-                turned.meta.update(val=_turned(weight.meta["val"]), module_path=called_path(self.region, node))
-                turned.meta[ORIGIN] = (node.name,)
-                _share_segment(turned, node)
-                self.captured[turned], self.span[turned] = turned.meta["val"], self.span[node]
-                self.low.add(turned)
-                self._give(turned)
-                self._retype(turned)
-                weight = turned
-            made = self.graph.call_function(function, (node.args[0], weight, bias, *more))
-        made.meta = {**node.meta, "module_path": called_path(self.region, node), ORIGIN: (node.name,), "random": False}
-        made.meta.pop("module_type", None)
-        self.captured[made], self.span[made] = self.captured[node], self.span[node]
-        self.low.add(made)
-        name = node.name
-        node.replace_all_uses_with(made)
-        self.graph.erase_node(node)
-        made.name = name
-        return made
-
     def _drop_unread(self) -> None:
         """Casts that are read past, and weights whose only readers were layers that are written out now."""
         for node in reversed(list(self.region.nodes())):
@@ -229,7 +104,7 @@ class Casting:
 
     # Casts.
 
-    def _give(self, node: Node) -> None:
+    def give(self, node: Node) -> None:
         """Give a node its operands in the precision it computes in."""
         if (
             node in self.free
@@ -273,9 +148,9 @@ class Casting:
             return
         masks = node in self.low and operator_name(self.region, node) == "scaled_dot_product_attention"
         mask = node.kwargs.get("attn_mask", node.args[MASK_PLACE] if len(node.args) > MASK_PLACE else None)
-        node.replace_input_with(source, self._cast(source, dtype, node, within=masks and mask is source))
+        node.replace_input_with(source, self.cast(source, dtype, node, within=masks and mask is source))
 
-    def _cast(self, source: Node, dtype: torch.dtype, reader: Node, *, within: bool) -> Node:
+    def cast(self, source: Node, dtype: torch.dtype, reader: Node, *, within: bool) -> Node:
         """A node that gives `source` in `dtype` to `reader`; `within`: clamped to what the dtype holds."""
         origin = self.source_of.get(source, source)
         if origin.meta["val"].dtype == dtype:
@@ -294,7 +169,7 @@ class Casting:
             else:
                 made = self.graph.call_method("to", (given, dtype))
                 self._count(dtype)
-        _describe(made, origin, _cast_value(origin.meta["val"], dtype, fresh=origin.op == "get_attr"), reader)
+        describe(made, origin, cast_value(origin.meta["val"], dtype, fresh=origin.op == "get_attr"), reader)
         self.span[made] = self.span[reader]
         self.source_of[made] = origin
         self.made[key] = made
@@ -303,7 +178,7 @@ class Casting:
     def _clamped(self, mask: Node, dtype: torch.dtype, reader: Node) -> Node:
         """A mask whose least number is the least of `dtype`: -inf would make a row that is masked whole NaN."""
         made = self.graph.call_method("clamp", (mask,), {"min": torch.finfo(dtype).min})
-        _describe(made, mask, _like(mask.meta["val"], mask.meta["val"].dtype), reader)
+        describe(made, mask, like(mask.meta["val"], mask.meta["val"].dtype), reader)
         self.span[made] = self.span[reader]
         return made
 
@@ -319,7 +194,7 @@ class Casting:
 
     # What nodes give.
 
-    def _retype(self, node: Node) -> None:
+    def retype(self, node: Node) -> None:
         """Say what a node gives now."""
         if node.op in ("placeholder", "output", "get_attr"):
             return
@@ -344,8 +219,8 @@ class Casting:
         dtype = low if low is not None and had.dtype == torch.float32 else had.dtype
         source = before.get(had.untyped_storage()._cdata)
         if source is None:
-            return had if dtype == had.dtype else _like(had, dtype)
-        return _same_view(had, *source, dtype)
+            return had if dtype == had.dtype else like(had, dtype)
+        return same_view(had, *source, dtype)
 
     def _retarget(self, node: Node) -> None:
         """Dtypes and constants among the arguments, made to fit the low precision."""
@@ -364,14 +239,6 @@ class Casting:
         return value
 
 
-def _factor(name: str, node: Node) -> float | None:
-    """What a node multiplies its first argument by, if that is a number."""
-    if name not in ("mul", "div") or len(node.args) != 2 or node.kwargs or type(node.args[1]) not in (int, float):
-        return None
-    number = float(node.args[1])  # type: ignore[arg-type]
-    return number if name == "mul" else 1 / number if number else None
-
-
 def _moves(node: Node) -> bool:
     """Whether a cast names a device, or wants a copy."""
     given = (*node.args[1:], *node.kwargs.values())
@@ -381,47 +248,3 @@ def _moves(node: Node) -> bool:
 def _is_tensor(node: Node) -> bool:
     value = node.meta.get("val")
     return hasattr(value, "untyped_storage") and bool(float_leaves(node))
-
-
-def _describe(made: Node, like: Node, value: Any, reader: Node) -> None:
-    made.meta.update({key: reader.meta[key] for key in ("module_path", "source") if key in reader.meta})
-    made.meta["val"] = value
-    made.meta[ORIGIN] = (like.name,)
-    _share_segment(made, reader)
-
-
-def _share_segment(made: Node, reader: Node) -> None:
-    if RECOMPUTE in reader.meta:
-        made.meta[RECOMPUTE] = reader.meta[RECOMPUTE]
-
-
-def _cast_value(value: Any, dtype: torch.dtype, *, fresh: bool) -> Any:
-    """A fake of `value.to(dtype)`."""
-    if fresh:
-        return _like(value, dtype)
-    with value.fake_mode, torch.no_grad():
-        return value.detach().to(dtype).requires_grad_(value.requires_grad)
-
-
-def _like(value: Any, dtype: torch.dtype) -> Any:
-    """A fake of the same shape and strides, in storage of its own."""
-    with value.fake_mode, torch.no_grad():
-        return torch.empty_strided(value.size(), value.stride(), dtype=dtype).requires_grad_(value.requires_grad)
-
-
-def _turned(value: Any) -> Any:
-    with value.fake_mode, torch.no_grad():
-        return value.detach().t().requires_grad_(value.requires_grad)
-
-
-def _same_view(had: Any, was: Any, now: Any, dtype: torch.dtype) -> Any:
-    """What `had`, which lay in the storage of `was`, is now that `now` stands in the place of `was`."""
-    if had is was:
-        return now
-    if not hasattr(now, "untyped_storage") or now.dtype != dtype or now.stride() != was.stride():
-        return had if dtype == had.dtype else _like(had, dtype)
-    if now is was:
-        return had
-    with had.fake_mode, torch.no_grad():
-        view = now.detach().as_strided(had.size(), had.stride(), had.storage_offset())
-    return view.requires_grad_(had.requires_grad)

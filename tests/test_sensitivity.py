@@ -81,7 +81,7 @@ def test_scores_that_overflow_fail(monkeypatch: pytest.MonkeyPatch) -> None:
     whole = rewrite.optimize(model, [MixedPrecision()], example_inputs=hidden)
     assert rewrite.verify(model, whole, hidden).passed
     monkeypatch.setattr(Islands, "unsafe", lambda _: set())
-    monkeypatch.setattr("passes.casting.Casting._scale_first", lambda *_: None)
+    monkeypatch.setattr("passes.casting.scale_scores_first", lambda _: None)
     broken = rewrite.optimize(model, [MixedPrecision()], example_inputs=hidden)
     assert not rewrite.verify(model, broken, hidden).passed
 
