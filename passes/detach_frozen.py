@@ -6,7 +6,9 @@ autograd keeps, and, in a recomputed block, a second run of what lies before the
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from rewrite import (
@@ -48,11 +50,11 @@ class DetachFrozen(Pass):
     there. Otherwise such a frozen part is left as it is."""
     cache: str | None = None
     """Keep what the frozen prefix of the model gives for each example, and give it back when the example comes again:
-    "memory", or a folder for files that later runs find too. An example is known by its row of every input; other
-    weights are other keys. Values are those of the batch an example first came in: equal up to the order of sums. A
-    batch of one is computed."""
+    "memory", or a folder (a text or a Path; ~ is the home folder) for files that later runs, and other processes, find
+    too. An example is known by its row of every input; other weights are other keys. Values are those of the batch an
+    example first came in: equal up to the order of sums. A batch of one is computed."""
     cache_bytes: str | int = "1GiB"
-    """How much may be kept; what was used longest ago goes first."""
+    """How much may be kept, by all that use the folder; what was used longest ago goes first."""
 
     name: ClassVar[str] = "detach-frozen"
     numerics: ClassVar[Numerics] = Numerics.EXACT
@@ -60,11 +62,15 @@ class DetachFrozen(Pass):
     def __post_init__(self) -> None:
         if self.cache is None:
             return
+        if isinstance(self.cache, os.PathLike):
+            object.__setattr__(self, "cache", os.fspath(self.cache))
         if not isinstance(self.cache, str) or not self.cache:
             cause = "cache is neither memory nor a folder"
             raise PassError(f"detach-frozen{{cache={self.cache}}}", cause, "give cache=memory or the name of a folder")
-        if isinstance(self.cache_bytes, str):
-            parse_bytes(self.cache_bytes)
+        file = _file_at(self.cache) if self.cache != "memory" else None
+        if file is not None:
+            raise PassError(f"detach-frozen{{cache={self.cache}}}", f"{file} is a file", "name a folder, there or not")
+        _ = self._most_bytes
         object.__setattr__(self, "numerics", Numerics.REASSOCIATED)
 
     def apply(self, program: Program) -> PassResult:
@@ -102,16 +108,26 @@ class DetachFrozen(Pass):
     def _cached(self, program: Program) -> Change | Refusal | None:
         """Have the frozen prefix kept, by a whole model's program; what a single block runs is no prefix."""
         from passes.prefix import cache_prefix
-        from passes.prefix_store import Files, Memory, Store
+        from passes.prefix_files import Files
+        from passes.prefix_store import Memory, Store
 
         if program.regions and program.regions[0].path:
             return None
         store: Store | None = vars(self).get("_store")
         if store is None:
-            most = self.cache_bytes if isinstance(self.cache_bytes, int) else parse_bytes(self.cache_bytes)
+            most = self._most_bytes
             store = Memory(most) if self.cache == "memory" else Files(str(self.cache), most)
             object.__setattr__(self, "_store", store)
         return cache_prefix(program, store)
+
+    @property
+    def _most_bytes(self) -> int:
+        """`cache_bytes` as a number; raises PassError for what is none, InputError for a text that is none."""
+        most = parse_bytes(self.cache_bytes) if isinstance(self.cache_bytes, str) else self.cache_bytes
+        if not isinstance(most, int) or isinstance(most, bool) or most < 0:
+            subject = f"detach-frozen{{cache_bytes={self.cache_bytes}}}"
+            raise PassError(subject, "it is no number of bytes", "give a whole number from 0 up, or 4GiB")
+        return most
 
     def _cuts(self, program: Program) -> tuple[list[frozenset[Node]], list[str], list[Refusal]]:
         """For each region, nodes at which gradients end; what gets none through them; what is left as it is."""
@@ -133,6 +149,13 @@ class DetachFrozen(Pass):
         if lost and not left:
             return nowhere, [], [Refusal(paths[0], f"{cause}; with gradients ending there nothing would be trained")]
         return cut, lost, []
+
+
+def _file_at(folder: str) -> Path | None:
+    """What is there, at or above the path of a folder, and is no folder."""
+    path = Path(folder).expanduser()
+    there = next((each for each in (path, *path.parents) if each.exists()), None)
+    return None if there is None or there.is_dir() else there
 
 
 def _tag(program: Program, region: Region, cut: frozenset[Node], lost: Sequence[str]) -> Change | None:

@@ -10,7 +10,9 @@ import torch
 
 from passes.costly import is_costly
 from passes.kept_frozen import kept_frozen
-from passes.prefix_cache import PrefixCache, content
+from passes.prefix_cache import PrefixCache
+from passes.prefix_settings import settings
+from passes.prefix_weights import content
 from passes.spans import called_path, function_name, hint
 from rewrite import WITHIN, Change, Refusal, size_text
 
@@ -151,9 +153,11 @@ def _lines(program: Program, region: Region, nodes: list[Node]) -> Iterator[str]
             known = content(held) if isinstance(held, torch.Tensor) else repr(held).encode()
             what += hashlib.blake2b(known, digest_size=20).hexdigest()
         yield f"{node.name} {node.op} {what} {node.args} {node.kwargs}"
-        if node.op == "call_module" and not node.meta.get("block"):
-            yield repr(region.called(node))
-        if node.meta.get("block"):
-            path = called_path(region, node)
-            for other in (each for each in program.regions if path in each.instances):
-                yield from _lines(program, other, list(other.nodes()))
+        if node.op != "call_module":
+            continue
+        path = called_path(region, node) if node.meta.get("block") else None
+        graphs = [other for other in program.regions if path in other.instances]
+        for other in graphs:
+            yield from _lines(program, other, list(other.nodes()))
+        if not graphs:
+            yield from settings(region.called(node))

@@ -9,20 +9,20 @@ from __future__ import annotations
 import hashlib
 import logging
 import operator
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor
 
+from passes.prefix_rows import rows_are_independent
 from passes.prefix_store import Store, Values
+from passes.prefix_weights import Weights, content, tensors_of
 
 Function = Callable[..., tuple[Any, ...]]
-
-TOLERANCE = {torch.float16: 1e-2, torch.bfloat16: 5e-2}
-"""How far a row may be from itself in another batch, in parts of its largest number; for wider types 1e-4."""
 
 log = logging.getLogger("rewrite")
 
@@ -76,43 +76,42 @@ class Cached:
         self.names, self.places, self.by_row = names, places, by_row
         self.independent: bool | None = None
         """Whether rows were seen to be independent; None before one was looked at."""
-        self.state: tuple[Any, ...] = ()
-        self.weights = ""
+        self.weights = Weights()
 
     def __call__(self, module: nn.Module, *inputs: Any) -> tuple[Any, ...]:
-        if not self._applies(module, inputs):
+        weights = self._weights(module, inputs)
+        if weights is None:
             return self.whole(module, *inputs)
         with torch.no_grad():
             light = self.light(module, *inputs)
-            dear = self._dear(module, inputs)
+            dear = self._dear(module, inputs, self.weights.digest(weights))
         return tuple((dear if is_dear else light)[place] for place, is_dear in self.places)
 
-    def _applies(self, module: nn.Module, inputs: tuple[Any, ...]) -> bool:
-        """Whether the prefix is still frozen, and as it was captured; plans are made on fakes, which hold nothing."""
+    def _weights(self, module: nn.Module, inputs: tuple[Any, ...]) -> list[torch.Tensor] | None:
+        """What the prefix reads of the module; None where it is to run as it is, without the store.
+
+        That is where it is not frozen any more, or in another mode, or where rows depend on one another. Plans are made
+        on fakes, which hold nothing.
+        """
         given = [each for each in inputs if isinstance(each, torch.Tensor)]
         if self.independent is False or any(isinstance(each, FakeTensor) or each.requires_grad for each in given):
-            return False
+            return None
         modules = [inner for path in self.cache.paths for inner in module.get_submodule(path).modules()]
         if tuple(inner.training for inner in modules) != self.cache.modes:
-            return False
-        read = [operator.attrgetter(name)(module) for name in self.cache.attributes]
-        tensors = [*_tensors(modules), *read]
-        if any(tensor.requires_grad or isinstance(tensor, FakeTensor) for tensor in tensors):
-            return False
-        state = tuple((id(tensor), tensor._version) for tensor in tensors)
-        if state != self.state:
-            self.weights, self.state = _digest(tensors), state
-        return True
+            return None
+        tensors = [*tensors_of(modules), *(operator.attrgetter(name)(module) for name in self.cache.attributes)]
+        odd = any(each.requires_grad or isinstance(each, FakeTensor) for each in tensors)
+        return None if odd else tensors
 
-    def _dear(self, module: nn.Module, inputs: tuple[Any, ...]) -> tuple[torch.Tensor, ...]:
-        keys = self._keys(inputs)
+    def _dear(self, module: nn.Module, inputs: tuple[Any, ...], weights: str) -> tuple[torch.Tensor, ...]:
+        keys = self._keys(inputs, weights)
         found = [self.cache.store.get(key) for key in keys]
         device = next((each.device for each in inputs if isinstance(each, torch.Tensor)), torch.device("cpu"))
         kept = [values for values in found if values is not None]
         if keys and len(kept) == len(keys):
             return tuple(torch.stack([values[name] for values in kept]).to(device) for name in self.names)
         made = self.dear(module, *inputs)
-        if keys and self._may_keep(module, inputs, made):
+        if len(set(keys)) > 1 and self._may_keep(module, inputs, made):
             for row, (key, values) in enumerate(zip(keys, found, strict=True)):
                 if values is None:
                     self.cache.store.put(key, self._row(made, row))
@@ -122,21 +121,17 @@ class Cached:
         return {name: value[row].detach().to("cpu", copy=True) for name, value in zip(self.names, made, strict=True)}
 
     def _may_keep(self, module: nn.Module, inputs: tuple[Any, ...], made: Sequence[torch.Tensor]) -> bool:
-        """Whether a row's values are its own, seen once: those of the first row in a batch of nothing but it."""
+        """Whether rows were seen to be independent, in the first batch of examples that differ."""
         if self.independent is None:
-            rows = made[0].shape[0] + 1  # another size too, and not 1, for which code may be made apart
-            alike = [each[:1].expand(rows, *each.shape[1:]).clone() if row else each
-                     for each, row in zip(inputs, self.by_row, strict=True)]  # fmt: skip
-            again = self.dear(module, *alike)
-            self.independent = all(map(_close, (each[0] for each in again), (each[0] for each in made)))
+            self.independent = rows_are_independent(partial(self.dear, module), inputs, self.by_row, made)
             if not self.independent:
                 log.warning("the frozen prefix is not cached: its values for an example depend on others in the batch")
         return self.independent
 
-    def _keys(self, inputs: tuple[Any, ...]) -> list[str]:
+    def _keys(self, inputs: tuple[Any, ...], weights: str) -> list[str]:
         """One key a row; none when there is no row."""
         tensors = [each for each, row in zip(inputs, self.by_row, strict=True) if row]
-        shared = hashlib.blake2b(f"{self.cache.code}{self.weights}{_surroundings()}".encode(), digest_size=20)
+        shared = hashlib.blake2b(f"{self.cache.code}{self.names}{weights}{_surroundings()}".encode(), digest_size=20)
         for each, row in zip(inputs, self.by_row, strict=True):
             if not row:
                 shared.update(content(each) if isinstance(each, torch.Tensor) else repr(each).encode())
@@ -150,33 +145,6 @@ class Cached:
         return keys
 
 
-def _tensors(modules: Sequence[nn.Module]) -> Iterator[torch.Tensor]:
-    for module in modules:
-        for table in (module._parameters, module._buffers):
-            yield from (tensor for tensor in table.values() if tensor is not None)
-
-
-def _digest(tensors: Sequence[torch.Tensor]) -> str:
-    digest = hashlib.blake2b(digest_size=20)
-    for tensor in tensors:
-        digest.update(content(tensor))
-    return digest.hexdigest()
-
-
-def content(tensor: torch.Tensor) -> bytes:
-    """Type, shape and numbers of a tensor."""
-    flat = tensor.detach().cpu().contiguous().reshape(-1)
-    content = flat.view(torch.uint8).numpy().tobytes() if flat.numel() else b""
-    return f"{tensor.dtype}{tuple(tensor.shape)}".encode() + content
-
-
 def _surroundings() -> str:
     kinds = ("cpu", "cuda")
     return str([torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None for kind in kinds])
-
-
-def _close(alone: torch.Tensor, among: torch.Tensor) -> bool:
-    if not alone.is_floating_point():
-        return torch.equal(alone, among)
-    limit = TOLERANCE.get(alone.dtype, 1e-4) * float(among.abs().max()) if among.numel() else 0.0
-    return alone.shape == among.shape and bool(((alone - among).abs() <= limit).all())

@@ -81,6 +81,7 @@ if TYPE_CHECKING:
     from rewrite.value_range import Ranges as Ranges
     from rewrite.verify import verify as verify
     from rewrite.weight_casts import cast_weight as cast_weight
+    from rewrite.weight_casts import projections as projections
 
 _HOMES = {
     "rewrite.api": ("Report", "capture", "diff", "estimate", "optimize", "remove", "report"),
@@ -101,7 +102,7 @@ _HOMES = {
     "rewrite.optim.convert": ("convert_optimizer_state",),
     "rewrite.precision": ("Precision",),
     "rewrite.scaling": ("full_precision", "loss_scaler"),
-    "rewrite.weight_casts": ("cast_weight",),
+    "rewrite.weight_casts": ("cast_weight", "projections"),
     "rewrite.plan.document": ("Plan",),
     "rewrite.plan.fit": ("Fit",),
     "rewrite.planning": ("find_batch", "fit", "plan"),

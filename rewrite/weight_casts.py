@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import itertools
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
@@ -76,6 +76,22 @@ def cast_weight(weight: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
         result: torch.Tensor = _Cast.apply(weight, copy)  # type: ignore[no-untyped-call]
         return result
     return copy.detach()
+
+
+def projections(tensors: Iterable[torch.Tensor]) -> tuple[float, ...]:
+    """A number for each tensor, which a write through `.data` changes too; one wait for each device.
+
+    It is a sum over the tensor, in its own precision, with weights without a pattern: a change below the rounding of
+    that sum is not seen. 0 for a tensor without content.
+    """
+    found = [_projection(each) for each in tensors]
+    numbers = [0.0] * len(found)
+    for device in {each.device for each in found if each is not None}:
+        places = [place for place, each in enumerate(found) if each is not None and each.device == device]
+        together = torch.stack([each for each in found if each is not None and each.device == device])
+        for place, number in zip(places, together.tolist(), strict=True):
+            numbers[place] = number
+    return tuple(numbers)
 
 
 def copies() -> Iterator[torch.Tensor]:
@@ -147,7 +163,9 @@ def _projection(weight: torch.Tensor) -> torch.Tensor | None:
     if isinstance(weight, FakeTensor) or weight.is_meta or weight.numel() == 0:
         return None
     with torch.inference_mode(False), torch.no_grad(), torch.autocast(weight.device.type, enabled=False):
-        values = weight.detach()
+        values = weight.detach().as_subclass(torch.Tensor)
+        values = torch.view_as_real(values) if values.is_complex() else values
+        values = values if values.is_floating_point() and values.itemsize > 1 else values.float()
         rows = values.reshape(values.shape[0], -1) if values.dim() > 1 else values.reshape(1, -1)
         return (rows.mv(_probe(rows, 1)) * _probe(rows, 0)).sum(dtype=torch.float64)
 

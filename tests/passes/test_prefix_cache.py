@@ -12,7 +12,7 @@ from torch import nn
 
 import rewrite
 from passes import Checkpoint, DetachFrozen
-from passes.prefix_store import Files, Memory
+from passes.prefix_store import Memory
 from rewrite import Numerics, PassError, pipeline
 from tests.passes.frozen import linear_calls
 from tests.passes.models import tokens
@@ -50,11 +50,13 @@ def frozen_calls(model: Any, inputs: torch.Tensor) -> int:
 
 ONCE = 2
 """Linear layers of the frozen part."""
+FIRST = 3 * ONCE
+"""They run for each half of the first batch once more, to see that rows are independent."""
 
 
 def test_examples_that_come_again_skip_the_prefix() -> None:
     small, inputs = cached(Small()), tokens(6)
-    assert frozen_calls(small, inputs) == 2 * ONCE  # once more to see that rows are independent
+    assert frozen_calls(small, inputs) == FIRST
     assert frozen_calls(small, inputs) == 0
     assert frozen_calls(small, inputs[[4, 1, 3]]) == 0
     assert frozen_calls(small, torch.cat([inputs[:2], 15 - inputs[2:]])) == ONCE
@@ -83,16 +85,56 @@ def test_verify_holds_it_to_its_numerics() -> None:
     assert rewrite.verify(model, cached(model), {"tokens": tokens(6)}).passed
 
 
-def test_other_weights_are_other_keys() -> None:
-    model = Small()
-    small, inputs = cached(model), tokens(4)
-    frozen_calls(small, inputs)
+def scaled(module: nn.Module) -> None:
     with torch.no_grad():
-        small.frozen[0].weight.mul_(2)
-    expected = model.eval()(inputs)
-    assert frozen_calls(small, inputs) == ONCE
+        for parameter in module.parameters():
+            parameter.mul_(2)
+
+
+def scaled_data(module: nn.Module) -> None:
+    for parameter in module.parameters():
+        parameter.data.mul_(2)
+
+
+def other_data(module: nn.Module) -> None:
+    for parameter in module.parameters():
+        parameter.data = parameter.data.clone().mul_(2)
+
+
+def from_a_vector(module: nn.Module) -> None:
+    nn.utils.vector_to_parameters(2 * nn.utils.parameters_to_vector(module.parameters()), module.parameters())
+
+
+@pytest.fixture(scope="module")
+def small() -> Any:
+    return cached(Small())
+
+
+@pytest.mark.parametrize("write", [scaled, scaled_data, other_data, from_a_vector])
+def test_other_weights_are_other_keys(write: Any, small: Any) -> None:
+    inputs = tokens(4)
+    small(inputs)
+    write(small.frozen)
+    expected = small.trained(small.frozen(small.embedding(inputs))).tanh().sum()
     assert torch.equal(small(inputs), expected)
     assert frozen_calls(small, inputs) == 0
+
+
+def test_a_buffer_written_through_data_is_noticed() -> None:
+    class Shifted(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.frozen, self.trained = nn.Linear(4, 4).requires_grad_(False), nn.Linear(4, 1)
+            self.register_buffer("shift", torch.zeros(4, dtype=torch.int32))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.trained(self.frozen(x + self.shift))
+
+    model, x = Shifted(), torch.randn(4, 4)
+    small = rewrite.optimize(model, [DetachFrozen(cache="memory")], example_inputs=x)
+    small(x)
+    model.shift.data.add_(1)
+    assert torch.equal(small(x), model(x))
 
 
 @pytest.mark.thinned(2)
@@ -180,21 +222,28 @@ def test_a_prefix_with_hooks_runs_every_time() -> None:
     [
         ({"cache": ""}, "detach-frozen{cache=}: cache is neither memory nor a folder\nNext: give cache=memory or"),
         ({"cache": 3}, "detach-frozen{cache=3}: cache is neither memory nor a folder"),
+        (
+            {"cache": __file__},
+            f"detach-frozen{{cache={__file__}}}: {__file__} is a file\nNext: name a folder",
+        ),
+        ({"cache": f"{__file__}/a/b"}, f"detach-frozen{{cache={__file__}/a/b}}: {__file__} is a file"),
+        ({"cache_bytes": 3.5}, "detach-frozen{cache_bytes=3.5}: it is no number of bytes\nNext: give a whole number"),
+        ({"cache_bytes": -5}, "detach-frozen{cache_bytes=-5}: it is no number of bytes"),
     ],
 )
 def test_options_that_do_not_fit(options: dict[str, Any], message: str) -> None:
     with pytest.raises(PassError) as caught:
-        DetachFrozen(**options)
+        DetachFrozen(**{"cache": "memory", **options})
     assert str(caught.value).startswith(message)
+
+
+def test_a_text_that_is_no_number_of_bytes() -> None:
     with pytest.raises(rewrite.RewriteError):
         DetachFrozen(cache="memory", cache_bytes="much")
 
 
-# Stores.
-
-
-def values(fill: float = 1.0) -> dict[str, torch.Tensor]:
-    return {"hidden": torch.full((4, 4), fill)}
+def values() -> dict[str, torch.Tensor]:
+    return {"hidden": torch.ones(4, 4)}
 
 
 def test_memory_is_bounded_and_drops_what_was_used_longest_ago() -> None:
@@ -219,41 +268,4 @@ def test_files_are_found_by_another_run(tmp_path: Path) -> None:
     other = copy.deepcopy(model)
     with torch.no_grad():
         other.embedding.weight.add_(1)
-    assert frozen_calls(cached(other, str(tmp_path)), inputs) == 2 * ONCE
-
-
-def test_files_are_bounded(tmp_path: Path) -> None:
-    size = len(__import__("safetensors.torch", fromlist=["save"]).save(values()))
-    store = Files(str(tmp_path), 2 * size)
-    for key in ("aa1", "aa2", "bb3"):
-        store.put(key, values())
-    assert sorted(path.stem for path in tmp_path.glob("??/*")) == ["aa2", "bb3"]
-    later = Files(str(tmp_path), 2 * size)
-    later.put("cc4", values())
-    assert len(list(tmp_path.glob("??/*"))) == 2
-
-
-def test_a_damaged_file_counts_as_none_and_goes(tmp_path: Path) -> None:
-    store = Files(str(tmp_path), 1 << 20)
-    store.put("ab", values(3.0))
-    path = tmp_path / "ab" / "ab.safetensors"
-    path.write_bytes(path.read_bytes()[:-9])
-    fresh = Files(str(tmp_path), 1 << 20)
-    assert fresh.get("ab") is None
-    assert not path.exists()
-    fresh.put("ab", values(4.0))
-    found = fresh.get("ab")
-    assert found is not None
-    assert torch.equal(found["hidden"], torch.full((4, 4), 4.0))
-
-
-def test_a_write_that_fails_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(*_: Any) -> None:
-        raise OSError(28, "No space left on device")
-
-    store = Files(str(tmp_path), 1 << 20)
-    monkeypatch.setattr("passes.prefix_store.os.replace", full)
-    with pytest.raises(OSError, match="No space left"):
-        store.put("ab", values())
-    assert list(tmp_path.glob("??/*")) == []
-    assert store.get("ab") is None
+    assert frozen_calls(cached(other, str(tmp_path)), inputs) == FIRST
