@@ -115,6 +115,7 @@ class _Application:
     def run(self) -> PassResult:
         for region in self.program.regions:
             for kept, instances in self._groups(region):
+                self.refusals += self._left_single(region, kept, instances)
                 program, part = self.program.split(self.program.left_of(region), instances)
                 change = self._cast(part, kept)
                 if change is not None:
@@ -129,7 +130,7 @@ class _Application:
                 "give a path as named_modules() shows it, with * for one component and ** for any number",
             )
         if not self.changes and first:
-            return _nothing(self.program, NOTHING)
+            return _nothing(self.program, NOTHING, *self.refusals)
         metadata = {**self.program.metadata, "precision": str(self.options)}
         program = replace(self.program, metadata=metadata)
         return PassResult(program, bool(self.changes), tuple(self.changes), tuple(self.refusals))
@@ -156,6 +157,16 @@ class _Application:
         )
         names = (*count.nodes, *(node.name for node in region.nodes() if node in colours.low))
         return Change(region.path, summary, region.instances, tuple(dict.fromkeys(names)))
+
+    def _left_single(self, region: Region, kept: frozenset[str], instances: tuple[str, ...]) -> Iterator[Refusal]:
+        """Layers that no cast reaches, but for those the user keeps; once for all instances."""
+        from passes.spans import path_in
+        from passes.whole_layers import why_single
+
+        for node in region.nodes():
+            reason = "" if node.name in kept else why_single(region, node)
+            if reason:
+                yield Refusal(path_in(node, region, instances[0]), reason, str(node.meta.get("source", "")))
 
     def _groups(self, region: Region) -> Iterator[tuple[frozenset[str], tuple[str, ...]]]:
         """Instances of a region by the names of the nodes that are kept in fp32 in them."""
@@ -188,9 +199,9 @@ def _declared(program: Program, dtype: str) -> Iterator[str]:
             yield from getattr(module, "_keep_in_fp32_modules_strict", None) or ()
 
 
-def _nothing(program: Program, reason: str) -> PassResult:
+def _nothing(program: Program, reason: str, *more: Refusal) -> PassResult:
     first = program.metadata.get("first", True)
-    return PassResult(program, False, refusals=(Refusal("", reason),) if first else ())
+    return PassResult(program, False, refusals=(Refusal("", reason), *more) if first else ())
 
 
 __all__ = ["LEVELS", "MixedPrecision"]

@@ -315,3 +315,55 @@ def test_a_block_called_in_two_ways_is_cast_in_both() -> None:
     taken = [path for change in rewrite.report(small).changes for path in change.instances]
     assert sorted(taken) == ["layers.0", "layers.0", "layers.1"]
     assert small(hidden).item() == pytest.approx(model(hidden).item(), rel=0.02)
+
+
+class Recurrent(nn.Module):
+    """A projection, then a layer of torch that computes its products itself."""
+
+    def __init__(self, layer: nn.Module) -> None:
+        super().__init__()
+        self.first, self.layer, self.last = nn.Linear(64, 64), layer, nn.Linear(64, 64)
+
+    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
+        hidden = self.first(hidden)
+        if isinstance(self.layer, nn.MultiheadAttention):
+            return self.last(self.layer(hidden, hidden, hidden)[0])
+        hidden = self.layer(hidden)
+        return self.last(hidden[0] if isinstance(hidden, tuple) else hidden)
+
+
+@pytest.mark.thinned(3)
+@pytest.mark.parametrize(
+    ("layer", "told"),
+    [
+        (nn.LSTM(64, 64, batch_first=True), "nn.LSTM stays in fp32: its recurrence runs in one call"),
+        (nn.GRU(64, 64, batch_first=True), "nn.GRU stays in fp32: its recurrence runs in one call"),
+        (
+            nn.MultiheadAttention(64, 4, batch_first=True),
+            "nn.MultiheadAttention stays in fp32: its softmax runs in one",
+        ),
+        (
+            nn.Conv1d(8, 8, 3, padding=1, padding_mode="circular"),
+            "nn.Conv1d stays in fp32: it pads with padding_mode=cir",
+        ),
+        (nn.utils.parametrizations.weight_norm(nn.Linear(64, 64)), "stays in fp32: its weight is computed from"),
+    ],
+)
+def test_a_layer_that_no_cast_reaches_is_said(layer: nn.Module, told: str) -> None:
+    model = Recurrent(layer)
+    found = rewrite.optimize(model, [MixedPrecision()], example_inputs=normal())
+    (refusal,) = rewrite.report(found).refusals
+    assert refusal.path == "layer"
+    assert told in refusal.reason
+    assert found(normal()).dtype == torch.float32
+    assert rewrite.report(found).changes
+    kept = rewrite.optimize(model, [MixedPrecision(keep_fp32="layer")], example_inputs=normal())
+    assert not rewrite.report(kept).refusals  # the user knows
+
+
+def test_a_layer_with_hooks_is_said_to_stay() -> None:
+    model = Recurrent(nn.Linear(64, 64))
+    model.layer.register_forward_hook(lambda *_: None)
+    found = rewrite.optimize(model, [MixedPrecision()], example_inputs=normal())
+    assert [each.path for each in rewrite.report(found).refusals] == ["layer"]
+    assert "it has hooks" in rewrite.report(found).refusals[0].reason
