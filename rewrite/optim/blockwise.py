@@ -54,7 +54,7 @@ class BlockwiseState(CheckedState):
 
     def __getstate__(self) -> dict[str, Any]:
         carried = {name: vars(self)[name] for name in _CARRIED}
-        return {**super().__getstate__(), **carried}  # type: ignore[misc]
+        return {**super().__getstate__(), **carried}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)  # type: ignore[misc]

@@ -41,6 +41,7 @@ def optimizer(
     `state_dict()` is that of the class, with the kind, the names and the widths in the groups. `load_state_dict` takes
     no state of another kind, of other parameters or of other widths: `convert_optimizer_state` converts one. The order
     of the parameters is the model's, which a rewrite keeps: a state that was saved before a rewrite loads after it.
+    What thaws later comes in by `add_param_group`, with names, and starts without moments.
 
     Raises InputError for unknown names and options and for a model of which nothing trains, SelectorError for a
     selector that matches nothing, OptimizerError when bitsandbytes is missing or cannot take the parameters.
@@ -62,7 +63,9 @@ def optimizer(
         if named
     ]
     make = _classes(kind, model)[kind.name]
-    return make(groups, lr=lr, weight_decay=decay, **{**kind.options, **options})  # type: ignore[call-arg]
+    made = make(groups, lr=lr, weight_decay=decay, **{**kind.options, **options})  # type: ignore[call-arg]
+    made.in_full = tuple(name for name, parameter in model.named_parameters() if id(parameter) in full)  # type: ignore[attr-defined]
+    return made
 
 
 def kind_named(name: str) -> Kind:

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from rewrite.errors import OptimizerError
+from rewrite.optim.groups import state_bits
 from rewrite.optim.kinds import KINDS, Kind
 
 WRAPPED = "__bnb_optimizer_quant_state__"
@@ -100,9 +101,13 @@ def _pairs(
             yield name, other, parameter, held.get(number, {}), bits
 
 
+def is_same_parameter(name: str, other: str) -> bool:
+    """Whether two names are of one parameter: they may differ by what a wrapper (DDP, peft) put before them."""
+    return name == other or name.endswith(f".{other}") or other.endswith(f".{name}")
+
+
 def _check_name(name: str, other: str) -> None:
-    """Names may differ by what a wrapper (DDP, peft) put before them."""
-    if not name or not other or name.endswith(other) or other.endswith(name):
+    if not name or not other or is_same_parameter(name, other):
         return
     raise OptimizerError(
         "optimizer state",
@@ -140,6 +145,21 @@ class CheckedState:
 
     kind: str
     param_groups: list[dict[str, Any]]
+    in_full: tuple[str, ...] = ()
+    """Names of parameters of the model whose moments stay in 32 bits, of those too that are frozen so far."""
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """As torch's, for what thaws later: give names, as `list(layer.named_parameters("encoder.layer.11"))`.
+
+        Moments have the widths they would have had from the start. A state of the optimizer as it was before is loaded
+        by way of `convert_optimizer_state`.
+        """
+        super().add_param_group(param_group)  # type: ignore[misc]
+        group = self.param_groups[-1]
+        group.setdefault("kind", self.kind)
+        if "state_bits" not in group:
+            names = group.get("param_names", [""] * len(group["params"]))
+            group["state_bits"] = [self._bits(*each) for each in zip(names, group["params"], strict=True)]
 
     def load_state_dict(self, state_dict: dict[str, Any], *args: Any, **kwargs: Any) -> None:
         """As torch's; raises OptimizerError for a state of another kind, of other parameters or other widths."""
@@ -148,3 +168,10 @@ class CheckedState:
         super().load_state_dict(state_dict, *args, **kwargs)  # type: ignore[misc]
         for group, kept in zip(self.param_groups, own, strict=True):
             group.update(kept)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**super().__getstate__(), "in_full": self.in_full}  # type: ignore[misc]
+
+    def _bits(self, name: str, parameter: nn.Parameter) -> int:
+        full = {id(parameter)} if any(is_same_parameter(name, each) for each in self.in_full) else set()
+        return state_bits(parameter, full) if KINDS[self.kind].bits == 8 else 32
