@@ -38,7 +38,7 @@ class QuantizeFrozen(Pass):
     bits: int = 8
     """8 or 4."""
     select: tuple[str, ...] | str | None = None
-    """Module path globs (`**.attention`, `encoder.layer.[0-5]`): only layers in these modules."""
+    """Module path globs (`**.attention`, `encoder.layer.[0-11]`): only layers in these modules."""
 
     name: ClassVar[str] = "quantize-frozen"
     numerics: ClassVar[Numerics] = Numerics.REDUCED

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import nn
@@ -51,11 +52,12 @@ class Frozen:
         return f"froze {count:,} numbers in {len(self.parameters)} parameters, which {saved}"
 
 
-def freeze(model: nn.Module, *selectors: str) -> Frozen:
+def freeze(model: nn.Module, *selectors: str | Iterable[str]) -> Frozen:
     """Freeze, in place, every parameter that a selector selects, itself or with a module around it.
 
-    Selectors are globs of paths (`encoder.layer.[0-5]`, `**.LayerNorm`, `**.bias`), as `named_parameters` has them or,
-    for a model of transformers with a head, below its base model: `embeddings` is `bert.embeddings` too. Gradients that
+    Selectors, or lists of them, are globs of paths (`encoder.layer.[0-11]`, `**.LayerNorm`, `**.bias`), as
+    `named_parameters` has them or, for a model of transformers with a head, below its base model: `embeddings` is
+    `bert.embeddings` too. Gradients that
     are there already go, as an optimizer's step would still use them. A model that was optimized is planned anew at its
     next call. Freeze before wrapping it in DDP or FSDP, and before making an optimizer.
 
@@ -65,11 +67,12 @@ def freeze(model: nn.Module, *selectors: str) -> Frozen:
         raise ModelError(
             "model", f"freeze takes a torch.nn.Module, not {type(model).__name__}", "pass the module itself"
         )
-    if not selectors:
+    chosen_by = tuple(_texts(selectors))
+    if not chosen_by:
         raise SelectorError("freeze", "no selector is given", 'name what to freeze, as freeze(model, "embeddings")')
     named = list(model.named_parameters(remove_duplicate=False))
     chosen: dict[int, nn.Parameter] = {}
-    for selector in selectors:
+    for selector in chosen_by:
         found = {id(each): each for name, each in named if _selects(selector, name, model)}
         if not found:
             raise SelectorError(
@@ -84,6 +87,18 @@ def freeze(model: nn.Module, *selectors: str) -> Frozen:
         parameter.grad = None
     names, shapes = [name for name, _ in newly], [(each.shape, each.dtype) for _, each in newly]
     return Frozen(tuple(names), tuple(_outermost_frozen(model)), tuple(shapes))
+
+
+def _texts(selectors: Iterable[Any]) -> Iterator[str]:
+    """Selectors one by one. Raises SelectorError for what is no text and holds none."""
+    for selector in selectors:
+        if isinstance(selector, str):
+            yield selector
+        elif isinstance(selector, (list, tuple, set, frozenset)):
+            yield from _texts(selector)
+        else:
+            cause = f"a selector is a text, or a list of texts, not {type(selector).__name__}"
+            raise SelectorError(f"freeze {selector!r}", cause, 'name what to freeze, as freeze(model, "embeddings")')
 
 
 def _selects(selector: str, name: str, model: nn.Module) -> bool:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from torch import nn
-from transformers import BertModel
+from transformers import BertConfig, BertModel
 
 import rewrite
 from passes import Checkpoint, DetachFrozen
@@ -33,6 +35,23 @@ def test_the_same_selectors_for_the_base_model_alone() -> None:
     model = BertModel(bert(4, 0).config)
     frozen = rewrite.freeze(model, "embeddings", "encoder.layer.[0-1]")
     assert frozen.modules == ("embeddings", "encoder.layer.0", "encoder.layer.1")
+
+
+@pytest.mark.parametrize(
+    "selectors", [["embeddings", "encoder.layer.[8-11]"], [["embeddings", "encoder.layer.[8-11]"]]]
+)
+def test_numbers_of_more_digits_and_lists(selectors: list[str]) -> None:
+    model = BertModel(BertConfig(num_hidden_layers=13, hidden_size=4, num_attention_heads=1, intermediate_size=4))
+    frozen = rewrite.freeze(model, *selectors)
+    assert frozen.modules == ("embeddings", *(f"encoder.layer.{number}" for number in range(8, 12)))
+
+
+@pytest.mark.parametrize("selector", [3, None, ["embeddings", 3]])
+def test_a_selector_is_a_text(selector: Any) -> None:
+    model = bert(1, 0)
+    with pytest.raises(rewrite.SelectorError, match="a selector is a text, or a list of texts, not "):
+        rewrite.freeze(model, "embeddings", selector)
+    assert trained(model) == set(dict(model.named_parameters()))
 
 
 def test_parameters_by_name() -> None:
