@@ -55,7 +55,7 @@ def test_operators_alike_in_every_layer_are_one_selector() -> None:
 
 
 def test_a_narrow_tolerance_keeps_more_and_none_of_it_can_go() -> None:
-    model, inputs = hot_stack(())
+    model, inputs = hot_stack((), layers=2)
     tolerance = rewrite.bisect(model, [MixedPrecision()], inputs).before[0].max_rel / 4
     found = rewrite.bisect(model, [MixedPrecision()], inputs, tolerance=tolerance)
     assert 1 < len(found.kept) < len(found.candidates)

@@ -95,6 +95,7 @@ def assert_same_step(expected: Any, found: Any) -> None:
     assert all(torch.equal(other_grads[name], grads[name]) for name in grads)
 
 
+@pytest.mark.thinned(3)
 @pytest.mark.parametrize("outer", HALF)
 @pytest.mark.parametrize(("build", "dtype", "checkpoint"), [(bert, "fp16", True), (llama, "bf16", False)])
 def test_an_outer_autocast_neither_undoes_islands_nor_casts_again(
@@ -123,6 +124,7 @@ def accelerators() -> Iterator[None]:
 
 
 @pytest.mark.parametrize(("build", "dtype", "checkpoint"), [(bert, "fp16", True), (llama, "bf16", False)])
+@pytest.mark.thinned(2)
 def test_a_model_that_accelerate_prepared_runs_the_same_step(
     build: Callable[[], nn.Module], dtype: str, checkpoint: bool
 ) -> None:
@@ -159,11 +161,11 @@ class Texts(torch.utils.data.Dataset[Inputs]):
 
 
 def trained(folder: Path, model: nn.Module, **options: Any) -> tuple[list[float], dict[str, torch.Tensor], float]:
-    """Losses of three steps, gradients of the first, and the loss of an evaluation."""
+    """Losses of two steps, gradients of the first, and the loss of an evaluation."""
     watched = Watched()
     with accelerators():
         arguments = TrainingArguments(
-            str(folder), max_steps=3, per_device_train_batch_size=2, logging_steps=1, report_to="none", use_cpu=True,
+            str(folder), max_steps=2, per_device_train_batch_size=2, logging_steps=1, report_to="none", use_cpu=True,
             save_strategy="no", disable_tqdm=True, dataloader_pin_memory=False, seed=3, **options,
         )  # fmt: skip
         trainer = Trainer(model, arguments, train_dataset=Texts(), eval_dataset=Texts(), callbacks=[watched])
@@ -179,7 +181,7 @@ def test_the_trainers_bf16_trains_as_without(
 ) -> None:
     losses, grads, evaluated = trained(tmp_path, small(build, "bf16", checkpoint=checkpoint), bf16=False)
     found, found_grads, found_evaluated = trained(tmp_path, small(build, "bf16", checkpoint=checkpoint), bf16=True)
-    assert len(losses) == 3
+    assert len(losses) == 2
     assert found == losses
     assert found_evaluated == evaluated
     assert all(torch.equal(found_grads[name], grads[name]) for name in grads)
