@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 
 from torch import nn
+from transformers.pytorch_utils import Conv1D
 
 from passes.quantized_linear import CLASSES, Linear4bit, Linear8bitLt
 from rewrite import Preparation, Refusal, SelectorError, matches
@@ -30,7 +31,8 @@ def replace_frozen(model: nn.Module, bits: int, selectors: Sequence[str]) -> Pre
     made = {id(layer): CLASSES[bits].of(layer) for layer in replaced.values()}
     _exchange(model, made)
     back = {id(new): old for old, new in ((layer, made[id(layer)]) for layer in replaced.values())}
-    refusals = tuple(Refusal(path, reason) for path, reason in obstacles.items())
+    reasons = {**obstacles, **dict(_other_layers(model, selectors))}
+    refusals = tuple(Refusal(path, reason) for path, reason in reasons.items())
     return Preparation(tuple(replaced), refusals, lambda: _exchange(model, back))
 
 
@@ -80,6 +82,8 @@ def _obstacle(model: nn.Module, path: str, layer: nn.Linear, holders: dict[int, 
         return "it is the whole model, in whose place no other can stand"
     if others:
         return f"its weight is that of {others[0]} too"
+    if "weight" not in layer._parameters:
+        return "its weight is made anew at each call (weight_norm, spectral_norm or pruning, by a hook)"
     if not layer.weight.is_floating_point():
         return f"its weight is {layer.weight.dtype}, not floating point"
     reader = _reader(model, path)
@@ -88,6 +92,24 @@ def _obstacle(model: nn.Module, path: str, layer: nn.Linear, holders: dict[int, 
     if any(part in path.split(".") or path.endswith(part) for part in kept):
         return "the model's author keeps it in float32 (_keep_in_fp32_modules)"
     return ""
+
+
+def _other_layers(model: nn.Module, selectors: Sequence[str]) -> Iterator[tuple[str, str]]:
+    """(path, reason) of the first frozen layer of each class that multiplies by a matrix and is no plain Linear."""
+    found: dict[str, list[str]] = {}
+    for path, layer in model.named_modules():
+        other = isinstance(layer, (nn.Linear, Conv1D)) and type(layer) is not nn.Linear
+        if other and _has_frozen_matrix(layer) and (not selectors or _selected(path, selectors)):
+            found.setdefault(type(layer).__name__, []).append(path)
+    for kind, paths in found.items():
+        more = f", as are {len(paths) - 1} more frozen layers" if len(paths) > 1 else ""
+        yield paths[0], f"it is a {kind}{more}: only torch.nn.Linear is stored in few bits"
+
+
+def _has_frozen_matrix(layer: nn.Module) -> bool:
+    """Whether nothing trains in `layer`, and it is not stored in few bits already."""
+    weights = list(layer.parameters())
+    return bool(weights) and not any(weight.requires_grad or not weight.is_floating_point() for weight in weights)
 
 
 def _holders(model: nn.Module) -> dict[int, list[str]]:

@@ -27,7 +27,8 @@ class QuantizeFrozen(Pass):
     """Store frozen Linear weights in 8 or 4 bits, as bitsandbytes does.
 
     Decided once, when `optimize` is called: a layer that is frozen later stays as it is. Left alone, each with the
-    reason: a weight that trains, that another module holds too, or that a module around the layer reads by itself.
+    reason: a weight that trains, that another module holds too, that a hook makes (weight_norm, pruning), or that a
+    module around the layer reads by itself; and frozen layers of other classes than `torch.nn.Linear`.
 
     8 bits: an int8 for each element and a float32 for each row of the weight. 4 bits: normal floats with a float32
     for each 64 elements (QLoRA, Dettmers et al., 2023). The state dict has the keys of bitsandbytes. It loads into a

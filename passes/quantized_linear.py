@@ -23,6 +23,8 @@ BLOCK = 64
 NORMAL_FLOAT = "nf4"
 """The 4-bit type: quantiles of a normal distribution."""
 INT8_RANGE = 127.0
+KERNEL_DTYPES = (torch.float32, torch.float16, torch.bfloat16)
+"""What the kernels of bitsandbytes for 4 bits take and give; they write others as if they were float32."""
 
 Dequantize = Callable[[torch.Tensor, torch.Tensor, torch.dtype], torch.Tensor]
 """(stored weight, scales, dtype) -> the weight, out features x in features."""
@@ -183,7 +185,10 @@ class Linear4bit(bnb.nn.Linear4bit):
             stored = torch.empty(-(-elements // 2), 1, dtype=torch.uint8, device="meta")
             return stored, torch.empty(-(-elements // BLOCK), device="meta")
         stored, state = quantize_4bit(
-            weight.detach().contiguous(), blocksize=BLOCK, compress_statistics=False, quant_type=NORMAL_FLOAT
+            weight.detach().to(_kernel_dtype(weight.dtype)).contiguous(),
+            blocksize=BLOCK,
+            compress_statistics=False,
+            quant_type=NORMAL_FLOAT,
         )
         return stored, state.absmax
 
@@ -203,7 +208,7 @@ class Linear4bit(bnb.nn.Linear4bit):
             code=get_4bit_type(NORMAL_FLOAT, device="cpu"),
             blocksize=BLOCK,
             quant_type=NORMAL_FLOAT,
-            dtype=self.stored_from,
+            dtype=_kernel_dtype(self.stored_from),
         )
 
     @property
@@ -217,8 +222,10 @@ class Linear4bit(bnb.nn.Linear4bit):
     def _unpacked(self, stored: torch.Tensor, scales: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
         shape = (self.out_features, self.in_features)
         plain = stored.as_subclass(torch.Tensor) if type(stored) is bnb.nn.Params4bit else stored
-        weight: torch.Tensor = torch.ops.bitsandbytes.dequantize_4bit(plain, scales, BLOCK, NORMAL_FLOAT, shape, dtype)
-        return weight
+        weight: torch.Tensor = torch.ops.bitsandbytes.dequantize_4bit(
+            plain, scales, BLOCK, NORMAL_FLOAT, shape, _kernel_dtype(dtype)
+        )
+        return weight.to(dtype)
 
     def dequantized(self, dtype: torch.dtype | None = None) -> torch.Tensor:
         """The weight that the layer computes with, in the dtype it was stored from."""
@@ -271,6 +278,10 @@ def _bytewise(fn: Callable[[torch.Tensor], torch.Tensor], scales: torch.Tensor |
     """`fn` on scales as if they were bytes: it moves them, and leaves them in float32."""
     assert scales is not None
     return fn(scales.view(torch.uint8)).view(scales.dtype)
+
+
+def _kernel_dtype(dtype: torch.dtype) -> torch.dtype:
+    return dtype if dtype in KERNEL_DTYPES else torch.float32
 
 
 def _plain(weight: torch.Tensor | None) -> torch.Tensor:
