@@ -1,10 +1,10 @@
 """How far rounding moves what a model computes: measured, because it differs by orders of magnitude between models.
 
-The model is run again with random perturbations of one unit roundoff of the low precision in its weights and in what
-goes into and comes out of its layers, forward and backward: Monte Carlo arithmetic (Parker, Monte Carlo Arithmetic,
-UCLA CSD-970002, 1997) at the places where mixed precision rounds. A few such runs estimate a condition number within a
-small factor (Kenney and Laub, Small-sample statistical condition estimates for general matrix functions, SIAM J. Sci.
-Comput. 15(1), 1994): that one of three is too small by more than a factor of 4 has a probability below 2%.
+The model is run again with what goes into and comes out of every matrix product moved at random, forward and backward,
+by a few unit roundoffs of the low precision: Monte Carlo arithmetic (Parker, Monte Carlo Arithmetic, UCLA CSD-970002,
+1997) at the places where mixed precision rounds. A few such runs estimate a condition number within a small factor
+(Kenney and Laub, Small-sample statistical condition estimates for general matrix functions, SIAM J. Sci. Comput. 15(1),
+1994). Runs come in pairs of opposite moves: a ReLU whose argument is next to zero changes sides in one of the two.
 
 A bound from the number of layers alone holds for smooth models only. Where a ReLU or a maximum changes sides, or a
 batch norm divides by the spread of two images, gradients move by far more: those of a small ResNet over two images by
@@ -14,81 +14,105 @@ batch norm divides by the spread of two images, gradients move by far more: thos
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import nn
+from torch.overrides import TorchFunctionMode
+from torch.utils import _pytree as pytree
 
 from rewrite.certificate import Row
-from rewrite.emit.tree import copy_tree
 from rewrite.observation import Observation, observe
 from rewrite.tolerance import MARGIN, magnitude
 
-RUNS = 3
+PAIRS = 8
+"""Most pairs of runs; another is made only while a value lies farther off than those before have moved it."""
+STRETCH = math.sqrt(MARGIN)
+"""How many unit roundoffs a move is, and how many times as far as it moved a value may be off: together the margin."""
+PRODUCTS = frozenset({
+    "linear", "bilinear", "matmul", "__matmul__", "__rmatmul__", "mm", "bmm", "mv", "addmm", "addbmm", "addmv",
+    "baddbmm", "dot", "inner", "einsum", "tensordot", "chain_matmul", "multi_dot", "linalg_multi_dot",
+    "conv1d", "conv2d", "conv3d", "conv_transpose1d", "conv_transpose2d", "conv_transpose3d", "conv_tbc",
+    "scaled_dot_product_attention", "multi_head_attention_forward", "grouped_mm", "_grouped_mm",
+    "lstm", "lstm_cell", "gru", "gru_cell", "rnn_tanh", "rnn_relu", "rnn_tanh_cell", "rnn_relu_cell",
+})  # fmt: skip
+"""Functions that compute in low precision under torch.autocast (ATen/autocast_mode.h, lower_precision_fp)."""
 
 
 class Sensitivity:
     """Steps of one model in which every rounding is a random one."""
 
     def __init__(self, module: nn.Module, low: torch.dtype) -> None:
-        """`low`: the precision whose unit roundoff perturbs."""
-        roundoff = torch.finfo(low).eps / 2
-        self.low = str(low).removeprefix("torch.")
-        self.runs = [_perturbed(module, roundoff, seed) for seed in range(RUNS)]
+        """`low`: the precision whose unit roundoff moves values."""
+        self.module, self.low = module, low
 
-    def measure(
+    def of(
         self, expected: Observation, args: tuple[Any, ...], kwargs: Mapping[str, Any], *, seed: int, train: bool
     ) -> Moved:
-        """How far the step moves that `expected` was observed of."""
-        steps = [observe(run, args, kwargs, seed=seed, train=train) for run in self.runs]
-        return Moved(expected, steps, self.low)
+        """How far the step moves that `expected` was observed of; nothing is run before it is asked."""
+
+        def moved(pair: int, sign: int) -> Observation:
+            with _Rounding(_Noise(sign * STRETCH * torch.finfo(self.low).eps / 2, pair)):
+                return observe(self.module, args, kwargs, seed=seed, train=train)
+
+        return Moved(expected, moved, str(self.low).removeprefix("torch."))
 
 
 class Moved:
     """How far the values of a step moved under random roundings, and what that allows another step."""
 
-    def __init__(self, expected: Observation, steps: list[Observation], low: str) -> None:
-        self.values, self.low = _by_kind(expected), low
+    def __init__(self, expected: Observation, run: Callable[[int, int], Observation], low: str) -> None:
+        """`run` observes the step of a pair, by number, and a sign."""
+        self.values, self.run, self.low = _by_kind(expected), run, low
+        self.pairs = 0
         self._largest: dict[tuple[str, str], float] = {}
         self._together: dict[str, float] = {}
-        for kind, values in self.values.items():
-            for step in steps:
-                gaps = dict(_gaps(values, _by_kind(step)[kind]))
-                for name, gap in gaps.items():
-                    self._largest[kind, name] = max(self._largest.get((kind, name), 0.0), float(gap.abs().max()))
-                size = math.sqrt(sum(_squares(values[name].detach().double()) for name in gaps))
-                moved = math.sqrt(sum(map(_squares, gaps.values())))
-                self._together[kind] = max(self._together.get(kind, 0.0), moved / size if size else 0.0)
 
-    def widened(self, rows: Iterable[Row], found: Observation) -> Iterator[Row]:
-        """Each row with what it is allowed besides: 4 times as far as the value itself moved, or as far as all of its
+    def widened(self, rows: Iterable[Row], found: Observation) -> list[Row]:
+        """Each row with what it is allowed besides: twice as far as the value itself moved, or as far as all of its
         kind moved together, in the 2-norm and relative to their size.
 
         One that is zero throughout, as a dropped one is, is allowed as far as the value itself moved and no more. One
         that is handed out in half precision is rounded once more: by u relative to its size, or, below the normal
         numbers, by the spacing of the others (Higham, section 2.1).
         """
-        steps = _by_kind(found)
-        for row in rows:
-            value = self.values.get(row.kind, {}).get(row.name)
-            other = steps.get(row.kind, {}).get(row.name)
-            if value is None or other is None or not value.is_floating_point():
-                yield row
-                continue
-            moved = self._largest.get((row.kind, row.name), 0.0)
-            if bool(other.any()):
-                moved = MARGIN * max(moved, self._relative(row.kind) * magnitude(value))
-                moved += MARGIN * _spacing(value, other.dtype)
-            yield replace(row, tolerance=row.tolerance + moved)
+        rows, steps = list(rows), _by_kind(found)
+        while True:
+            widened = [self._widened(row, steps.get(row.kind, {}).get(row.name)) for row in rows]
+            near = (row.passed or not math.isfinite(row.max_abs) for row in widened if row.kind in self.values)
+            if all(near) or self.pairs == PAIRS:
+                return widened
+            for sign in (1, -1):
+                self._take(_by_kind(self.run(self.pairs, sign)))
+            self.pairs += 1
+
+    def _widened(self, row: Row, found: torch.Tensor | None) -> Row:
+        value = self.values.get(row.kind, {}).get(row.name)
+        if value is None or found is None or not value.is_floating_point():
+            return row
+        moved = self._largest.get((row.kind, row.name), 0.0)
+        if bool(found.any()):
+            moved = STRETCH * max(moved, self._relative(row.kind) * magnitude(value))
+            moved += MARGIN * _spacing(value, found.dtype)
+        return replace(row, tolerance=row.tolerance + moved)
+
+    def _take(self, step: Mapping[str, Mapping[str, torch.Tensor]]) -> None:
+        for kind, values in self.values.items():
+            gaps = dict(_gaps(values, step[kind]))
+            for name, gap in gaps.items():
+                self._largest[kind, name] = max(self._largest.get((kind, name), 0.0), float(gap.abs().max()))
+            size = math.sqrt(sum(_squares(values[name].detach().double()) for name in gaps))
+            moved = math.sqrt(sum(map(_squares, gaps.values())))
+            self._together[kind] = max(self._relative(kind), moved / size if size else 0.0)
 
     def undecided(self) -> Iterator[str]:
         """The kinds of values of which random roundings leave nothing, in words."""
         for kind in self.values:
             moved = self._relative(kind)
-            if MARGIN * moved >= 1:
-                yield f"{kind}: rounding to {self.low} alone moves it by {moved:.0%}, so that nearness says little"
+            if STRETCH * moved >= 1:
+                yield f"{kind}: roundings to {self.low} move it by {moved:.0%}, so that nearness says little"
 
     def _relative(self, kind: str) -> float:
         return self._together.get(kind, 0.0)
@@ -128,36 +152,31 @@ def _squares(value: torch.Tensor) -> float:
     return float(value.nan_to_num(0.0, 0.0, 0.0).square().sum())
 
 
-def _perturbed(module: nn.Module, roundoff: float, seed: int) -> nn.Module:
-    """A copy of `module` with other weights, whose layers perturb what they take and give."""
-    made = copy_tree(module)
-    noise = _Noise(roundoff, seed)
-    weights: dict[int, nn.Parameter] = {}
-    for part in made.modules():
-        for name, weight in part._parameters.items():
-            if type(weight) is not nn.Parameter or not weight.is_floating_point():
-                continue
-            if id(weight) not in weights:
-                with torch.no_grad():
-                    value = noise(weight.detach())
-                weights[id(weight)] = nn.Parameter(value, requires_grad=weight.requires_grad)
-            setattr(part, name, weights[id(weight)])
-        if part._parameters and not part._modules:
-            part.register_forward_pre_hook(lambda _, args: tuple(map(noise.both_ways, args)))
-            part.register_forward_hook(lambda _, __, output: noise.both_ways(output))
-    return made
+class _Rounding(TorchFunctionMode):
+    """Products whose operands and results are moved."""
+
+    def __init__(self, noise: _Noise) -> None:
+        super().__init__()
+        self.noise = noise
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if getattr(func, "__name__", "") not in PRODUCTS:
+            return func(*args, **(kwargs or {}))
+        args, kwargs = pytree.tree_map(self.noise.both_ways, (args, kwargs or {}))
+        return pytree.tree_map(self.noise.both_ways, func(*args, **kwargs))
 
 
 class _Noise:
-    """Multiplies each element by 1 + u or 1 - u, at random; leaves every random stream alone."""
+    """Multiplies each element by 1 + size or 1 - size, at random; leaves every random stream alone."""
 
-    def __init__(self, roundoff: float, seed: int) -> None:
-        self.roundoff = roundoff
+    def __init__(self, size: float, seed: int) -> None:
+        self.size = size
         self.generator = torch.Generator().manual_seed(seed)
 
     def __call__(self, value: torch.Tensor) -> torch.Tensor:
         signs = torch.randint(0, 2, value.shape, generator=self.generator, dtype=torch.int8).to(value.device)
-        return value + value * (signs.to(value.dtype) * 2 - 1) * self.roundoff
+        moved = value + value * (signs.to(value.dtype) * 2 - 1) * self.size
+        return torch.where(moved.isfinite(), moved, value)  # the least number, of a mask, stays
 
     def both_ways(self, value: Any) -> Any:
         """The same for a tensor of floating-point numbers, and for its gradient; anything else is as it was."""
