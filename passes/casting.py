@@ -16,7 +16,8 @@ from torch.fx.node import map_aggregate
 
 from passes.fake_values import cast_value, describe, like, same_view
 from passes.layers import is_functional
-from passes.operators import PROMOTING, float_leaves, is_cast, operator_name, tensor_leaves
+from passes.nodes import tensors_of
+from passes.operators import PROMOTING, float_leaves, is_cast, operator_name
 from passes.scaled_products import enlarge, heads_of_losses, scale_scores_first, shrink
 from passes.written_layers import written_out
 from rewrite import RECOMPUTE, cast_weight
@@ -205,8 +206,8 @@ class Casting:
             return
         before: dict[int, tuple[Any, Any]] = {}
         for source in node.all_input_nodes:
-            then = tensor_leaves(self.captured.get(self.source_of.get(source, source)))
-            now = tensor_leaves(source.meta.get("val"))
+            then = tensors_of(self.captured.get(self.source_of.get(source, source)))
+            now = tensors_of(source.meta.get("val"))
             pairs = (pair for pair in zip(then, now, strict=True) if pair[0].layout == torch.strided)
             before.update({each[0].untyped_storage()._cdata: each for each in pairs})
         node.meta["val"] = self._value(had, before, self.dtype if node in self.low else None)

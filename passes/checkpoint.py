@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING, ClassVar
 
 from passes.budget import plans, within_budget
 from passes.costly import keep_costly, keep_frozen
+from passes.nodes import called_path, made_bytes, path_in, storages, takes_object
 from passes.selection import patterns_of
-from passes.spans import Tags, called_path, made_bytes, path_in, storages, takes_object
+from passes.spans import Tags
 from rewrite import Numerics, Pass, PassError, PassResult, Refusal, SelectorError, matches
 
 if TYPE_CHECKING:

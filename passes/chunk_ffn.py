@@ -12,8 +12,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar
 
+from passes.nodes import path_in
 from passes.selection import patterns_of
-from passes.spans import path_in
 from rewrite import Change, Numerics, Pass, PassError, PassResult, Refusal, SelectorError, matches
 
 if TYPE_CHECKING:

@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any
 
 from passes.islands import Islands, dataless, own_spans, written_storages
 from passes.layers import has_weights, is_functional
+from passes.nodes import function_name
 from passes.operators import float_leaves, is_cast, is_wide, sources
 from passes.precision_lists import ALLOW, CLEAR, DENY, INFER, colours
-from passes.spans import function_name
 
 if TYPE_CHECKING:
     from torch.fx import Node

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from passes.spans import function_name
+from passes.nodes import function_name
 from rewrite import KEEP, KEEP_STATE
 
 if TYPE_CHECKING:

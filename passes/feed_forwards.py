@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from passes.chunked_span import ChunkedSpan
+from passes.nodes import called_path, made_bytes
 from passes.pieces import Piece, erase_unused, product_weights, replace_nodes
 from passes.position_wise import UNKNOWN, data_inputs, is_product, told, why_not
-from passes.spans import called_path, made_bytes
 from rewrite import RECOMPUTE, Refusal
 
 if TYPE_CHECKING:

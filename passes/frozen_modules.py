@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from passes.frozen_part import needs_grad, trains
-from passes.spans import path_in
+from passes.nodes import path_in
 
 if TYPE_CHECKING:
     from collections.abc import Collection

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from passes.spans import called_path, function_name, is_effect, storages
+from passes.nodes import called_path, function_name, is_effect, storages
 
 if TYPE_CHECKING:
     from torch.fx import Node

@@ -11,8 +11,8 @@ import torch
 from torch import fx, nn
 from torch.nn import functional
 
+from passes.nodes import function_name
 from passes.position_wise import CASTS, data_inputs, is_product, told, why_not
-from passes.spans import function_name
 from rewrite import Refusal
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from torch.nn.modules.batchnorm import _NormBase
 
 from passes.frozen_part import FrozenPart
-from passes.spans import path_in
+from passes.nodes import path_in
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

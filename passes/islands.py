@@ -15,9 +15,9 @@ import math
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
+from passes.nodes import function_name
 from passes.operators import constants, float_leaves, is_cast, operator_name, sources
 from passes.precision_lists import ALLOW, CLEAR, colours
-from passes.spans import function_name
 
 if TYPE_CHECKING:
     from torch.fx import Node

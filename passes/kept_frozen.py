@@ -12,7 +12,7 @@ import math
 from typing import TYPE_CHECKING, Any
 
 from passes.costly import is_costly
-from passes.spans import ROUTING, function_name, hint, mode_change, storages, tensors_of
+from passes.nodes import ROUTING, function_name, hint, mode_change, storages, tensors_of
 from rewrite import DETACH
 
 if TYPE_CHECKING:

@@ -10,9 +10,9 @@ import torch
 from torch import fx
 
 from passes.chunked_loss import AgainLoss, AheadLoss, CrossEntropy, Span
+from passes.nodes import function_name
 from passes.pieces import Piece, attribute, erase_unused, product_weights, replace_nodes
 from passes.position_wise import CASTS
-from passes.spans import function_name
 from rewrite import Change, defer, dropped
 
 if TYPE_CHECKING:

@@ -160,7 +160,7 @@ class _Application:
 
     def _left_single(self, region: Region, kept: frozenset[str], instances: tuple[str, ...]) -> Iterator[Refusal]:
         """Layers that no cast reaches, but for those the user keeps; once for all instances."""
-        from passes.spans import path_in
+        from passes.nodes import path_in
         from passes.whole_layers import why_single
 
         for node in region.nodes():
@@ -177,8 +177,8 @@ class _Application:
         yield from ((kept, tuple(instances)) for kept, instances in groups.items())
 
     def _is_kept(self, node: Node, region: Region, instance: str) -> bool:
+        from passes.nodes import path_in
         from passes.operators import operator_name
-        from passes.spans import path_in
 
         if not node.op.startswith("call"):
             return False

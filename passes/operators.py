@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
+from passes.nodes import tensors_of
 from rewrite import operator_name as operator_name
 
 if TYPE_CHECKING:
@@ -18,21 +19,9 @@ PROMOTING = frozenset({"add", "sub", "mul", "div", "maximum", "minimum", "where"
 """Elementwise operators that compute, and give, the widest dtype among their operands."""
 
 
-def tensor_leaves(value: Any) -> Iterator[Any]:
-    """The tensors inside a node's value."""
-    if hasattr(value, "untyped_storage"):
-        yield value
-    elif isinstance(value, (tuple, list)):
-        for item in value:
-            yield from tensor_leaves(item)
-    elif isinstance(value, dict):
-        for item in value.values():
-            yield from tensor_leaves(item)
-
-
 def float_leaves(node: Node) -> list[Any]:
     """The floating-point tensors that a node gives."""
-    return [leaf for leaf in tensor_leaves(node.meta.get("val")) if leaf.is_floating_point()]
+    return [leaf for leaf in tensors_of(node.meta.get("val")) if leaf.is_floating_point()]
 
 
 def is_wide(node: Node) -> bool:

@@ -14,8 +14,8 @@ from torch import fx, nn
 from torch.nn import functional
 from transformers.pytorch_utils import Conv1D
 
+from passes.nodes import function_name
 from passes.position_wise import DROPOUTS
-from passes.spans import function_name
 from rewrite import ORIGIN
 
 if TYPE_CHECKING:

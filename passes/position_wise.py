@@ -13,7 +13,7 @@ import torch
 from torch import nn
 from transformers.pytorch_utils import Conv1D
 
-from passes.spans import called_path, function_name
+from passes.nodes import called_path, function_name
 
 if TYPE_CHECKING:
     from torch.fx import Node

@@ -10,10 +10,10 @@ import torch
 
 from passes.costly import is_costly
 from passes.kept_frozen import kept_frozen
+from passes.nodes import called_path, function_name, hint
 from passes.prefix_cache import PrefixCache
 from passes.prefix_settings import settings
 from passes.prefix_weights import content
-from passes.spans import called_path, function_name, hint
 from rewrite import WITHIN, Change, Refusal, size_text
 
 if TYPE_CHECKING:

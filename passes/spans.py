@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING
 
+from passes.kept_frozen import kept_frozen
+from passes.nodes import ROUTING, called_path, function_name, is_effect, mode_change, tensors_of
 from rewrite import DETACH, KEEP, RECOMPUTE, Change, Refusal
 
 if TYPE_CHECKING:
@@ -13,15 +14,11 @@ if TYPE_CHECKING:
 
     from rewrite import Program, Region
 
-ROUTING = frozenset({"topk", "sort", "argsort", "kthvalue", "msort", "unique"})
-"""Functions whose result may differ between two runs when values tie: their value is kept."""
 SPLIT_SPAN = "a no_grad or autocast span begins inside it and ends outside; select a module around the whole span"
 IN_SPAN = (
     "runs in a no_grad or autocast span of it and must run once, for its hooks or its own Python; remove the hooks, or "
     "leave this module out"
 )
-EFFECTS = ("assign_", "new_object", "build_", "expect")
-"""Prefixes of the functions that bring Python objects up to date: never part of a recompute."""
 
 
 class Tags:
@@ -87,8 +84,6 @@ def _frozen(region: Region) -> frozenset[Node]:
     """Detached nodes that no recompute is to run again."""
     if not any(DETACH in node.meta for node in region.nodes()):
         return frozenset()
-    from passes.kept_frozen import kept_frozen  # which asks this module in turn
-
     return kept_frozen(region)
 
 
@@ -104,79 +99,9 @@ def _matters(node: Node) -> bool:
     return node.op.startswith("call") and (_computes(node) or is_effect(node) or mode_change(node) != 0)
 
 
-def called_path(region: Region, node: Node) -> str:
-    """Absolute path of the module that a `call_module` node calls, for the region's first instance."""
-    return f"{region.path}.{node.target}".lstrip(".")
-
-
-def path_in(node: Node, region: Region, instance: str) -> str:
-    """Module path of a node as the given instance of its region sees it."""
-    path: str = node.meta.get("module_path", region.path)
-    if node.op == "call_module":
-        path = f"{region.path}.{node.target}".lstrip(".")
-    return instance + path[len(region.path) :] if region.path else path
-
-
 def _called(node: Node) -> str:
     return f"the module {node.target!r}" if node.op == "call_module" else f"the function {function_name(node)}"
 
 
-def mode_change(node: Node) -> int:
-    """How far a node opens (1) or closes (-1) a span of no_grad or autocast."""
-    name = function_name(node)
-    if name == "set_grad_enabled":
-        return -1 if node.args[0] else 1
-    return {"enter_autocast": 1, "exit_autocast": -1}.get(name, 0)
-
-
-def function_name(node: Node) -> str:
-    """Bare name of the function or method a node calls."""
-    return node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
-
-
-def is_effect(node: Node) -> bool:
-    """Whether a node brings a Python object up to date rather than computing a tensor."""
-    return node.op == "call_function" and function_name(node).startswith(EFFECTS)
-
-
 def _computes(node: Node) -> bool:
     return node.op == "call_module" or any(True for _ in tensors_of(node.meta.get("val")))
-
-
-def storages(nodes: Iterable[Node]) -> set[int]:
-    """Identities of the storages behind the fake values of `nodes`."""
-    values = (tensor for node in nodes for tensor in tensors_of(node.meta.get("val")))
-    return {tensor.untyped_storage()._cdata for tensor in values if str(tensor.layout) == "torch.strided"}
-
-
-def tensors_of(value: Any) -> Iterator[Any]:
-    """The tensors in a node's value."""
-    if hasattr(value, "untyped_storage"):
-        yield value
-    elif isinstance(value, (tuple, list)):
-        for item in value:
-            yield from tensors_of(item)
-    elif isinstance(value, dict):
-        for item in value.values():
-            yield from tensors_of(item)
-
-
-def made_bytes(node: Node) -> int:
-    """Bytes of the tensors a node gives, for the example inputs."""
-    made = tensors_of(node.meta.get("val"))
-    return sum(math.prod(map(hint, tensor.shape)) * tensor.element_size() for tensor in made)
-
-
-def hint(size: Any) -> int:
-    """A size for the example inputs."""
-    hint = getattr(getattr(size, "node", None), "hint", size)
-    return int(hint) if hint is not None else 1
-
-
-def takes_object(node: Node) -> bool:
-    """Whether a call is given a Python object that it may change, such as a key-value cache."""
-    makers = ("assign_", "new_object")
-    return any(
-        source.meta.get("object") or (source.op == "call_function" and function_name(source).startswith(makers))
-        for source in node.all_input_nodes
-    )

@@ -8,9 +8,9 @@ import torch
 
 from passes.fake_values import share_segment, turned
 from passes.layers import function_of
+from passes.nodes import called_path
 from passes.operators import operator_name
 from passes.pieces import attribute
-from passes.spans import called_path
 from rewrite import ORIGIN
 
 if TYPE_CHECKING:
