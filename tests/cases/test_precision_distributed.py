@@ -70,6 +70,7 @@ def worker(rank: int, port: int, spec: str, folder: str) -> None:
     [
         "mixed-precision,checkpoint",
         pytest.param("mixed-precision{level=O2,dtype=bf16}", marks=pytest.mark.sweep),
+        pytest.param("checkpoint,mixed-precision{level=O2,dtype=bf16}", marks=pytest.mark.sweep),
     ],
 )
 def test_gradients_are_those_of_the_same_model_alone(spec: str, tmp_path: Path) -> None:
