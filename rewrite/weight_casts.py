@@ -171,5 +171,6 @@ def _projection(weight: torch.Tensor) -> torch.Tensor | None:
 
 
 def _probe(rows: torch.Tensor, dim: int) -> torch.Tensor:
-    """Weights without a pattern, so that sums of permuted or negated values differ."""
-    return torch.arange(rows.shape[dim], device=rows.device, dtype=torch.float32).mul_(2.399963).sin_().to(rows.dtype)
+    """Weights without a pattern, so that sums of permuted, transposed or negated values differ; none is 0."""
+    places = torch.arange(1, rows.shape[dim] + 1, device=rows.device, dtype=torch.float32)
+    return places.mul_((1.189207, 2.399963)[dim]).sin_().to(rows.dtype)

@@ -11,7 +11,7 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from rewrite import weight_casts
-from rewrite.weight_casts import cast_weight, copies, next_round
+from rewrite.weight_casts import cast_weight, copies, next_round, projections
 
 
 class Casts(TorchDispatchMode):
@@ -134,3 +134,25 @@ def test_a_tensor_with_a_history_is_cast_as_it_is() -> None:
     cast_weight(doubled, torch.float16).float().sum().backward()
     assert len(weight_casts._copies) == before
     assert weight.grad is not None
+
+
+@pytest.mark.parametrize(
+    "dtype", [torch.float32, torch.float16, torch.bfloat16, torch.int8, torch.complex64, torch.bool]
+)
+@pytest.mark.parametrize("shape", [(5,), (1,), (), (3, 4), (2, 3, 4)])
+def test_a_projection_sees_a_write_to_any_element(shape: tuple[int, ...], dtype: torch.dtype) -> None:
+    weight = torch.zeros(shape, dtype=dtype)
+    seen = {projections([weight])}
+    for place in range(weight.numel()):
+        weight.data.zero_()
+        weight.data.view(-1)[place] = 1
+        seen.add(projections([weight]))
+    assert len(seen) == weight.numel() + 1
+
+
+def test_projections_of_many_come_in_their_order() -> None:
+    weights = [torch.ones(3), torch.empty(0), torch.ones(2, 2), torch.ones(3)]
+    found = projections(weights)
+    assert found == tuple(projections([each])[0] for each in weights)
+    assert found[0] == found[3] != found[2]
+    assert found[1] == 0.0
