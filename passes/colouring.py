@@ -13,7 +13,7 @@ from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from passes.islands import Islands, dataless, own_spans, written_storages
+from passes.islands import Islands, dataless, own_spans, statistics, written_storages
 from passes.layers import has_weights, is_functional
 from passes.nodes import function_name
 from passes.operators import float_leaves, is_cast, is_wide, sources
@@ -64,6 +64,8 @@ class Colouring:
         if self._in_force:
             for node in islands.unsafe():
                 self.colour[node] = DENY
+        else:
+            self.blocked |= statistics(region)
         for node in (*single, *kept):
             self.colour[node] = DENY
 

@@ -15,7 +15,7 @@ import math
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
-from passes.nodes import function_name
+from passes.nodes import function_name, hint
 from passes.operators import constants, float_leaves, is_cast, operator_name, sources
 from passes.precision_lists import ALLOW, CLEAR, colours
 
@@ -30,6 +30,8 @@ ROUTING = frozenset({"topk", "sort", "argsort", "kthvalue"})
 ROUTING_STEPS = SCORE_STEPS | SOFTMAX | {"sigmoid", "nn.Sigmoid", "exp", "neg", "sum"}
 ARITHMETIC = frozenset({"add", "sub", "mul", "div", "clamp", "clamp_min", "clamp_max", "clip", "maximum", "minimum",
                         "rsub", "pow"})  # fmt: skip
+
+REDUCTIONS = frozenset({"mean", "sum", "var", "std", "norm", "amax", "amin", "logsumexp"})
 
 
 class Islands:
@@ -106,6 +108,24 @@ def _of_truth_values(region: Region, node: Node) -> bool:
     source = node.args[0] if node.args else None
     value = source.meta.get("val") if is_cast(region, node) and hasattr(source, "meta") else None  # type: ignore[union-attr]
     return str(getattr(value, "dtype", "")) == "torch.bool"
+
+
+def statistics(region: Region) -> set[Node]:
+    """Statistics of rows, as of a norm written by hand: what a reduction that keeps its dimension gives, and what is
+    made of such numbers alone. They take next to no bytes, and the backward of their roots multiplies them up."""
+    found: set[Node] = set()
+    for node in region.nodes():
+        given, made = sources(node), float_leaves(node)
+        if not node.op.startswith("call") or not given or len(made) != 1 or not _is_column(made[0]):
+            continue
+        reduces = operator_name(region, node) in REDUCTIONS and not _is_column(float_leaves(given[0])[0])
+        if reduces or found.issuperset(given):
+            found.add(node)
+    return found
+
+
+def _is_column(value: Any) -> bool:
+    return value.dim() > 1 and hint(value.shape[-1]) == 1
 
 
 def own_spans(region: Region) -> tuple[set[Node], set[Node], dict[Node, int]]:

@@ -31,6 +31,9 @@ class Value:
     maker: int | None
     """Number of the piece that makes it; None for an input of the model, which is alive all the time."""
     readers: tuple[int, ...]
+    last_grad_bytes: int = 0
+    """Of the storage behind the gradient that the last reader gives, which is larger than the gradient where that is a
+    part of it, as that of a concatenation is. It is held until the reader before gives its own."""
 
 
 @dataclass(frozen=True)
@@ -106,8 +109,10 @@ class Chain:
             for number in range(value.maker + 1, count) if holders else ():
                 if number >= min(holders):
                     backward[number] += value.bytes
+            part_of = max(value.last_grad_bytes - value.grad_bytes, 0)
+            before_last = max((reader for reader in value.readers if reader < last), default=value.maker + 1)
             for number in range(value.maker + 1, last):
-                backward[number] += value.grad_bytes
+                backward[number] += value.grad_bytes + (part_of if number >= before_last else 0)
         return forward, backward
 
     def _holds(self, number: int, place: int, choice: Sequence[int] | None) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -37,6 +38,8 @@ class Footprint:
     """For each tensor the piece is given whether its storage is held for the backward."""
     holds_results: tuple[bool, ...] = ()
     """The same for each tensor it returns."""
+    gradients: tuple[int, ...] = ()
+    """For each tensor it is given the bytes of the storage behind the gradient that it gives back; 0 for none."""
     seconds: float = 0.0
     """Of what the backward computes again."""
     work: tuple[Work, ...] = ()
@@ -98,11 +101,13 @@ class _Run:
         self.function = function
         self.tally = Tally()
         self.tracker: Tracker = stage.tracker(self.tally)
+        self.gradients: dict[int, int] = {}
 
     def footprint(self) -> Footprint:
         parameters = [each for each in self.kind.module.parameters() if each.requires_grad]
         given = [_fresh(value) for value in self.kind.inputs]
         watched = [weakref.ref(tensor.untyped_storage()) for tensor in value_tensors(given)]
+        self._watch_gradients(value_tensors(given))
         outside = self._outside([*self.kind.module.parameters(), *self.kind.module.buffers(), *value_tensors(given)])
         with torch.enable_grad(), self.tracker:
             returned = self.function(self.kind.module, *given)
@@ -126,7 +131,16 @@ class _Run:
         backward = held + _highest(self.tracker.events[started:], outside)
         for each in parameters:
             each.grad = None
-        return Footprint(kept, forward, backward, holds_inputs, holds_results, work=self.tally.work())
+        gradients = tuple(self.gradients.get(place, 0) for place in range(len(watched)))
+        return Footprint(kept, forward, backward, holds_inputs, holds_results, gradients, work=self.tally.work())
+
+    def _watch_gradients(self, tensors: Sequence[torch.Tensor]) -> None:
+        def note(gradient: torch.Tensor, place: int) -> None:
+            self.gradients[place] = gradient.untyped_storage().nbytes()
+
+        for place, tensor in enumerate(tensors):
+            if tensor.requires_grad:
+                tensor.register_hook(functools.partial(note, place=place))
 
     def _outside(self, there: Sequence[torch.Tensor]) -> set[int]:
         """Identities of the records of storages that are there before the run."""

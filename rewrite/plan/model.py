@@ -131,12 +131,24 @@ def _model(found: Outline, known: Known, before: Estimate, gradients: tuple[int,
     constant = sum(before.by_category[category] for category in ALWAYS_THERE)
     chain = Chain(
         _links(found, options),
-        tuple(Value(each.bytes, each.grad_bytes, each.maker, tuple(each.readers)) for each in found.passing),
+        tuple(
+            Value(each.bytes, each.grad_bytes, each.maker, tuple(each.readers), _last_grad_bytes(place, found, options))
+            for place, each in enumerate(found.passing)
+        ),
         constant,
         before.phases.get("optimizer", 0),
         gradients,
     )
     return PlanModel(tuple(found.pieces), options, chain)
+
+
+def _last_grad_bytes(place: int, found: Outline, options: Sequence[Options]) -> int:
+    """Of the storage behind the gradient that the last reader of a passing value gives for it."""
+    last = max(found.passing[place].readers, default=None)
+    if last is None:
+        return 0
+    pairs = zip(found.pieces[last].inputs, options[last].footprints[0].gradients, strict=False)
+    return max((given for value, given in pairs if value == place), default=0)
 
 
 def _calibrated(kind: Kind) -> Kind:

@@ -60,6 +60,23 @@ class Bridged(nn.Module):
         return (hidden + first).pow(2).mean()
 
 
+class Joined(nn.Module):
+    """Layers between a wide value and its concatenation with what they made of it: half the gradient of that waits."""
+
+    def __init__(self, width: int = 32, wide: int = 256) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.widen, self.narrow, self.again = nn.Linear(width, wide), nn.Linear(wide, width), nn.Linear(width, wide)
+        self.layers = nn.ModuleList(Layer(width, 16 * width) for _ in range(3))
+
+    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
+        first = self.widen(hidden)
+        hidden = self.narrow(first)
+        for layer in self.layers:
+            hidden = layer(hidden)
+        return torch.cat([self.again(hidden), first], -1).pow(2).mean()
+
+
 def tokens(batch: int = 4, length: int = 48) -> torch.Tensor:
     """Ids below 64 of shape (batch, length)."""
     return torch.randint(0, 64, (batch, length), generator=torch.Generator().manual_seed(1))

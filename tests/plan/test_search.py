@@ -18,7 +18,7 @@ from rewrite.memory.allocator import allocated_peak_bytes
 from rewrite.plan.ladder import RUNGS
 from rewrite.plan.search import Search
 from tests.memory.models import MODELS
-from tests.plan.models import Bridged, Stack, Twice, tokens
+from tests.plan.models import Bridged, Joined, Stack, Twice, tokens
 from tests.zoo.plain import PLAIN
 
 Built = tuple[nn.Module, Any]
@@ -34,6 +34,7 @@ SMALL: dict[str, Callable[[], Built]] = {
     "unequal-blocks": lambda: (Stack(16, 256, 64, 128), tokens()),
     "shared-block": lambda: (Stack(64, 64, 64, shared=True), tokens()),
     "called-in-two-ways": lambda: (Twice(), torch.randn(4, 48, 32)),
+    "joined-again": lambda: (Joined(), torch.randn(4, 48, 32)),
     "no-blocks": lambda: (Bridged(), torch.randn(64, 48)),
 }
 LARGE: dict[str, Callable[[], Built]] = {
