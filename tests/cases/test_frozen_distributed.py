@@ -7,6 +7,7 @@ import socket
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as processes
@@ -82,6 +83,7 @@ def worker(rank: int, port: int, folder: str) -> None:
         dist.destroy_process_group()
 
 
+@pytest.mark.sweep
 def test_frozen_parts_train_as_in_the_plain_model(tmp_path: Path) -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
