@@ -27,6 +27,9 @@ if TYPE_CHECKING:
 
 DTYPES = {"fp16": "float16", "bf16": "bfloat16", "float16": "float16", "bfloat16": "bfloat16"}
 NOTHING = "no operator of the model gains from half precision: there are no matrix products in fp32 in its graphs"
+ALL_KEPT = (
+    "no operator is left to compute in half precision: what would gain from it is kept in fp32, as keep_fp32 says"
+)
 
 
 @dataclass(frozen=True)
@@ -130,7 +133,7 @@ class _Application:
                 "give a path as named_modules() shows it, with * for one component and ** for any number",
             )
         if not self.changes and first:
-            return _nothing(self.program, NOTHING, *self.refusals)
+            return _nothing(self.program, ALL_KEPT if self.matched else NOTHING, *self.refusals)
         metadata = {**self.program.metadata, "precision": str(self.options)}
         program = replace(self.program, metadata=metadata)
         return PassResult(program, bool(self.changes), tuple(self.changes), tuple(self.refusals))

@@ -49,12 +49,22 @@ class Sensitivity:
         self.module, self.low = module, low
 
     def of(
-        self, expected: Observation, args: tuple[Any, ...], kwargs: Mapping[str, Any], *, seed: int, train: bool
+        self,
+        expected: Observation,
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
+        *,
+        seed: int,
+        train: bool,
+        scale: float = 1.0,
     ) -> Moved:
-        """How far the step moves that `expected` was observed of; nothing is run before it is asked."""
+        """How far the step moves that `expected` was observed of; nothing is run before it is asked.
+
+        `scale` is the loss scale of the other step: what its gradients are multiplied by when they are rounded.
+        """
 
         def moved(pair: int, sign: int) -> Observation:
-            with _Rounding(_Noise(sign * STRETCH * torch.finfo(self.low).eps / 2, pair)):
+            with _Rounding(_Noise(sign * STRETCH, self.low, scale, pair)):
                 return observe(self.module, args, kwargs, seed=seed, train=train)
 
         return Moved(expected, moved, str(self.low).removeprefix("torch."))
@@ -167,16 +177,31 @@ class _Rounding(TorchFunctionMode):
 
 
 class _Noise:
-    """Multiplies each element by 1 + size or 1 - size, at random; leaves every random stream alone."""
+    """Moves each number by some unit roundoffs up or down, at random; leaves every random stream alone.
 
-    def __init__(self, size: float, seed: int) -> None:
-        self.size = size
+    Below the normal numbers a unit is half of their spacing, which does not shrink (the model of arithmetic with
+    underflow, Higham, Accuracy and Stability of Numerical Algorithms, section 2.1). Zero stays.
+    """
+
+    def __init__(self, units: float, low: torch.dtype, scale: float, seed: int) -> None:
+        """`units` of the precision `low`; gradients are `scale` times as large when they are rounded."""
+        limits = torch.finfo(low)
+        self.units, self.roundoff, self.least = units, limits.eps / 2, limits.smallest_normal * limits.eps / 2
+        self.scale = scale
         self.generator = torch.Generator().manual_seed(seed)
 
-    def __call__(self, value: torch.Tensor) -> torch.Tensor:
+    def forward(self, value: torch.Tensor) -> torch.Tensor:
+        return self._moved(value, self.least)
+
+    def backward(self, gradient: torch.Tensor) -> torch.Tensor:
+        return self._moved(gradient, self.least / self.scale)
+
+    def _moved(self, value: torch.Tensor, least: float) -> torch.Tensor:
         signs = torch.randint(0, 2, value.shape, generator=self.generator, dtype=torch.int8).to(value.device)
-        moved = value + value * (signs.to(value.dtype) * 2 - 1) * self.size
-        return torch.where(moved.isfinite(), moved, value)  # the least number, of a mask, stays
+        unit = (value.abs() * self.roundoff).clamp_(min=least)
+        moved = value + unit * (signs.to(value.dtype) * 2 - 1) * self.units
+        stays = (value == 0) | ~moved.isfinite()  # the least number, of a mask, stays too
+        return torch.where(stays, value, moved)
 
     def both_ways(self, value: Any) -> Any:
         """The same for a tensor of floating-point numbers, and for its gradient; anything else is as it was."""
@@ -189,8 +214,8 @@ class _Perturb(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, value: torch.Tensor, noise: _Noise) -> torch.Tensor:
         ctx.noise = noise
-        return noise(value)
+        return noise.forward(value)
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor, None]:
-        return ctx.noise(grads[0]), None
+        return ctx.noise.backward(grads[0]), None

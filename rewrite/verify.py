@@ -92,7 +92,7 @@ def verify(
         if sensitivity is None:
             rows += compare(expected, found, tolerance_for(original, given, numerics, low), case)
             continue
-        moved = sensitivity.of(expected, args, kwargs, seed=seed, train=train)
+        moved = sensitivity.of(expected, args, kwargs, seed=seed, train=train, scale=scaling.scale)
         tolerance = tolerance_for(original, given, Numerics.REASSOCIATED, low)
         rows += moved.widened(compare(expected, found, tolerance, case), found)
         skipped += [f"{case}: {reason}" for reason in moved.undecided()]

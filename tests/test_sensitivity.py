@@ -15,7 +15,7 @@ from passes.islands import Islands
 from rewrite import weight_casts
 from rewrite.certificate import Row
 from rewrite.observation import observe
-from rewrite.sensitivity import Sensitivity
+from rewrite.sensitivity import Sensitivity, _Noise
 from tests.passes import overflow
 from tests.zoo import ZOO
 from tests.zoo.plain import GatedBlock
@@ -147,3 +147,10 @@ def test_a_value_that_large_terms_cancel_in_is_allowed_their_rounding() -> None:
     biases = [row for row in found.rows if row.name.endswith("k_proj.bias")]
     assert biases
     assert all(row.passed and row.max_rel > 1 for row in biases if row.kind == "gradient")
+
+
+def test_below_the_normal_numbers_a_rounding_does_not_shrink() -> None:
+    noise = _Noise(1.0, torch.float16, 2.0**16, seed=0)
+    value = torch.tensor([0.0, 1e-7, 1.0, torch.finfo(torch.float32).min])
+    assert (noise.forward(value) - value).abs().tolist() == pytest.approx([0.0, 2.0**-25, 2.0**-11, 0.0], rel=0.2)
+    assert float((noise.backward(value) - value)[1].abs()) == pytest.approx(1e-7 * 2.0**-11, rel=0.2)
