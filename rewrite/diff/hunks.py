@@ -140,7 +140,7 @@ def _node_changes(
     had = dtype_change(old, node)
     weight = replace(weighed(line, before, after), was_dtype=had)
     was_tagged, tagged = tags_of(old), tags_of(node)
-    if had and (weight.mark == " " or _call_text(old) != _call_text(node)):
+    if had and (weight.mark in (" ", "~") or _call_text(old) != _call_text(node)):
         yield replace(weight, mark="~", action="dtype", dtype=value_type(node.meta.get("val"))[1])
     elif _call_text(old) != _call_text(node):
         yield replace(weight, mark="~", action="rewire")
