@@ -20,8 +20,7 @@ PLANS = {
 }
 MAY_BE_UNCOVERED = 0.05
 QUICK = (
-    "bert", "deberta-v2", "gpt2", "llama", "mixtral", "t5", "vit", "wav2vec2", "plain-resnet", "plain-unet",
-    "plain-branching",
+    "bert", "deberta-v2", "gpt2", "llama", "t5", "vit", "plain-resnet", "plain-unet", "plain-branching",
 )  # fmt: skip
 
 

@@ -17,6 +17,7 @@ from rewrite.capture.intercept import capturing
 from rewrite.capture.surroundings import ambient
 from rewrite.capture.watch import Watch
 from rewrite.emit.ownership import owning
+from rewrite.gate import GATE
 from rewrite.readers import Reader
 from rewrite.recompute import nesting
 
@@ -97,8 +98,9 @@ class RegionForward:
         if capturing():
             return self.original(*args, **kwargs)
         if self.rewriting.precision is None:
-            return self.run(args, kwargs)
-        with owning(self.rewriting) as outermost:
+            with GATE:
+                return self.run(args, kwargs)
+        with GATE, owning(self.rewriting) as outermost:
             if outermost and self.path == "":
                 args, kwargs = self.rewriting.entering(args, kwargs)
             return self.run(args, kwargs)

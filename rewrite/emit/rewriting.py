@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import logging
-import threading
 from collections import Counter
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import replace
@@ -26,6 +25,7 @@ from rewrite.emit.low_weights import lowered
 from rewrite.emit.segments import fold_segments
 from rewrite.errors import CaptureError
 from rewrite.example import Example
+from rewrite.gate import GATE
 from rewrite.precision import Precision
 from rewrite.program import Opaque, Program, Region
 from rewrite.readers import leaf_reader
@@ -37,9 +37,6 @@ Key = tuple[Hashable, ...]
 """Skeleton of the arguments, ambient state, flags."""
 
 log = logging.getLogger("rewrite")
-
-_CAPTURING = threading.RLock()
-"""One capture at a time: it stands fakes in the place of a model's tensors."""
 
 
 class Rewriting:
@@ -230,7 +227,7 @@ class Rewriting:
         """Make code for a kind of call that has none; None if the original forward is to run."""
         if not self._worth_capturing(forward, key, leaves):
             return None
-        with _CAPTURING:
+        with GATE.capturing():
             outer, self.missed = self.missed, forward
             try:
                 self.rewrite(forward.path, args, kwargs)

@@ -17,6 +17,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.autograd.graph import saved_tensors_hooks
 
 from rewrite.errors import RecomputeError
+from rewrite.gate import GATE
 from rewrite.recompute import dropout
 from rewrite.recompute.buffers import copied_buffers
 from rewrite.recompute.plan import Place, Plan, Step
@@ -72,7 +73,8 @@ def unpack(token: Token) -> torch.Tensor:
     """The tensor a token stands for."""
     kept = token.tensor
     if kept is None:
-        return token.run.state(token) if token.wanted < 0 else token.run.value(token)
+        with GATE:
+            return token.run.state(token) if token.wanted < 0 else token.run.value(token)
     if type(kept) is dropout.Mask:
         return kept.expand()
     if _version(kept) != token.version:

@@ -1,0 +1,60 @@
+"""Keeps captures and what reads a model's tensors apart: a capture stands fakes in their place for all threads."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Iterator
+
+
+class Gate:
+    """Any number of threads read, or one captures; what a thread does within its own capture passes."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._reading: dict[int, int] = {}
+        """Thread -> how many calls of its, one in another, read."""
+        self._capturing: int | None = None
+
+    def __enter__(self) -> None:
+        """Begin to read; waits for another thread's capture to end."""
+        me = threading.get_ident()
+        with self._changed:
+            while self._capturing not in (None, me):
+                self._changed.wait()
+            self._reading[me] = self._reading.get(me, 0) + 1
+
+    def __exit__(self, *_: object) -> None:
+        me = threading.get_ident()
+        with self._changed:
+            self._reading[me] -= 1
+            if not self._reading[me]:
+                del self._reading[me]
+                self._changed.notify_all()
+
+    @contextlib.contextmanager
+    def capturing(self) -> Iterator[None]:
+        """Capture alone; waits for calls of other threads to end, or to come to a capture of their own."""
+        me = threading.get_ident()
+        with self._changed:
+            if self._capturing == me:
+                outer, mine = True, 0
+            else:
+                outer, mine = False, self._reading.pop(me, 0)  # it reads nothing while it waits: no two wait in turn
+                self._changed.notify_all()
+                while self._capturing is not None or self._reading:
+                    self._changed.wait()
+                self._capturing = me
+        try:
+            yield
+        finally:
+            if not outer:
+                with self._changed:
+                    self._capturing = None
+                    if mine:
+                        self._reading[me] = mine
+                    self._changed.notify_all()
+
+
+GATE = Gate()
+"""Of the process: fakes may stand in any module that models share."""
