@@ -8,6 +8,7 @@ has a copy with the one taken when the copy was made: a read of the weights, a f
 
 from __future__ import annotations
 
+import functools
 import itertools
 import weakref
 from collections.abc import Iterable, Iterator
@@ -171,6 +172,14 @@ def _projection(weight: torch.Tensor) -> torch.Tensor | None:
 
 
 def _probe(rows: torch.Tensor, dim: int) -> torch.Tensor:
+    found = _weights_of(rows.shape[dim], dim, rows.device, rows.dtype)
+    if isinstance(found, FakeTensor):  # made within somebody's fake mode
+        _weights_of.cache_clear()
+    return found
+
+
+@functools.lru_cache(maxsize=64)
+def _weights_of(length: int, dim: int, device: torch.device, dtype: torch.dtype) -> torch.Tensor:
     """Weights without a pattern, so that sums of permuted, transposed or negated values differ; none is 0."""
-    places = torch.arange(1, rows.shape[dim] + 1, device=rows.device, dtype=torch.float32)
-    return places.mul_((1.189207, 2.399963)[dim]).sin_().to(rows.dtype)
+    places = torch.arange(1, length + 1, device=device, dtype=torch.float32)
+    return places.mul_((1.189207, 2.399963)[dim]).sin_().to(dtype)
