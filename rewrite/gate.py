@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import threading
 from collections.abc import Iterator
+
+PATIENCE_SECONDS = 60.0
+"""How long a capture waits for calls in other threads: one that itself waits for the capturing thread never ends."""
 
 
 class Gate:
@@ -20,8 +24,7 @@ class Gate:
         """Begin to read; waits for another thread's capture to end."""
         me = threading.get_ident()
         with self._changed:
-            while self._capturing not in (None, me):
-                self._changed.wait()
+            self._changed.wait_for(lambda: self._capturing in (None, me))
             self._reading[me] = self._reading.get(me, 0) + 1
 
     def __exit__(self, *_: object) -> None:
@@ -36,25 +39,28 @@ class Gate:
     def capturing(self) -> Iterator[None]:
         """Capture alone; waits for calls of other threads to end, or to come to a capture of their own."""
         me = threading.get_ident()
+        if self._capturing == me:
+            yield
+            return
         with self._changed:
-            if self._capturing == me:
-                outer, mine = True, 0
-            else:
-                outer, mine = False, self._reading.pop(me, 0)  # it reads nothing while it waits: no two wait in turn
-                self._changed.notify_all()
-                while self._capturing is not None or self._reading:
-                    self._changed.wait()
-                self._capturing = me
+            mine = self._reading.pop(me, 0)  # it reads nothing while it waits: no two wait for each other
+            self._changed.notify_all()
         try:
+            with self._changed:
+                self._changed.wait_for(lambda: self._capturing is None and not self._reading, PATIENCE_SECONDS)
+                self._changed.wait_for(lambda: self._capturing is None)
+                self._capturing = me
             yield
         finally:
-            if not outer:
-                with self._changed:
+            with self._changed:
+                if self._capturing == me:
                     self._capturing = None
-                    if mine:
-                        self._reading[me] = mine
-                    self._changed.notify_all()
+                if mine:
+                    self._reading[me] = mine
+                self._changed.notify_all()
 
 
 GATE = Gate()
 """Of the process: fakes may stand in any module that models share."""
+
+os.register_at_fork(after_in_child=GATE.__init__)  # type: ignore[misc]  # a child has none of the threads that read
