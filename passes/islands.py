@@ -32,6 +32,7 @@ ARITHMETIC = frozenset({"add", "sub", "mul", "div", "clamp", "clamp_min", "clamp
                         "rsub", "pow"})  # fmt: skip
 
 REDUCTIONS = frozenset({"mean", "sum", "var", "std", "norm", "amax", "amin", "logsumexp"})
+"""What makes one number of many, in the place of the last dimension if that is kept."""
 
 
 class Islands:

@@ -63,4 +63,5 @@ class Gate:
 GATE = Gate()
 """Of the process: fakes may stand in any module that models share."""
 
-os.register_at_fork(after_in_child=GATE.__init__)  # type: ignore[misc]  # a child has none of the threads that read
+if hasattr(os, "register_at_fork"):  # not on Windows; a child has none of the threads that read
+    os.register_at_fork(after_in_child=GATE.__init__)  # type: ignore[misc]
