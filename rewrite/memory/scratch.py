@@ -1,11 +1,13 @@
-"""Memory that CPU kernels take below the dispatcher, where no mode sees it: oneDNN's copies in its own layout.
+"""Memory that CPU kernels take below the dispatcher, where no mode sees it: oneDNN's copies in its own layout, and the
+patches of images that a convolution in a half precision multiplies by where oneDNN has none for the processor.
 
-The copies are real allocations of torch's CPU allocator, gone when the operator returns. Everything else a kernel
-takes there is small, and named among what is not counted.
+These are real allocations of torch's CPU allocator, gone when the operator returns. Everything else a kernel takes
+there is small, and named among what is not counted.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -17,10 +19,14 @@ aten = torch.ops.aten
 def scratch_bytes(func: Callable[..., Any], args: tuple[Any, ...], out: Any) -> int:
     """Bytes a CPU operator holds at its worst moment beyond its arguments and its results."""
     if func is aten.convolution.default:
-        x, weight, _, stride, _, dilation, transposed = args[:7]
+        x, weight, _, stride, padding, dilation, transposed = args[:7]
+        if _unfolds(x, dilation, transposed):
+            return _unfolded_forward_bytes(x, out, _columns(weight, out, x, stride, padding), args[8])
         return _forward_bytes(x, weight, out) if _reorders(x, weight, stride, dilation, transposed, args[8]) else 0
     if func is aten.convolution_backward.default:
-        grad, x, weight, _, stride, _, dilation, transposed = args[:8]
+        grad, x, weight, _, stride, padding, dilation, transposed = args[:8]
+        if _unfolds(x, dilation, transposed):
+            return _unfolded_backward_bytes(grad, x, out, _columns(weight, grad, x, stride, padding), args[9])
         return (
             _backward_bytes(grad, x, weight, out) if _reorders(x, weight, stride, dilation, transposed, args[9]) else 0
         )
@@ -44,6 +50,38 @@ def _backward_bytes(
     if dw:
         moments += [dx + _nbytes(grad) + _nbytes(x) + dw, dx + 2 * dw]
     return max(0, max(moments) - dx - dw)
+
+
+def _unfolds(x: torch.Tensor, dilation: Sequence[int], transposed: bool) -> bool:
+    """Whether the convolution is a product with patches (ATen/native/ConvolutionMM2d.cpp)."""
+    supported = {torch.float16: "_is_mkldnn_fp16_supported", torch.bfloat16: "_is_mkldnn_bf16_supported"}.get(x.dtype)
+    if supported is None or transposed or any(step != 1 for step in dilation):
+        return False
+    return not (torch.backends.mkldnn.is_available() and getattr(torch.ops.mkldnn, supported)())
+
+
+def _columns(
+    weight: torch.Tensor, made: torch.Tensor, x: torch.Tensor, stride: Sequence[int], padding: Sequence[int]
+) -> int:
+    """Bytes of one group's patches of all images, which are the images themselves for a kernel of one pixel."""
+    kernel = weight.shape[2:]
+    if all(size == 1 for size in kernel) and all(step == 1 for step in stride) and not any(padding):
+        return 0
+    return int(x.shape[0]) * math.prod(weight.shape[1:]) * math.prod(made.shape[2:]) * x.itemsize
+
+
+def _unfolded_forward_bytes(x: torch.Tensor, out: torch.Tensor, columns: int, groups: int) -> int:
+    """Patches beside the result; of several groups each is cut out and computed alone, and all are joined at last."""
+    return columns if groups == 1 else max(_nbytes(x) // groups + columns, _nbytes(out))
+
+
+def _unfolded_backward_bytes(
+    grad: torch.Tensor, x: torch.Tensor, out: Sequence[torch.Tensor | None], columns: int, groups: int
+) -> int:
+    """The weight's gradient takes the patches again."""
+    columns = columns if out[1] is not None else 0
+    joined = sum(_nbytes(made) for made in out[:2] if made is not None)
+    return columns if groups == 1 else max((_nbytes(x) + _nbytes(grad)) // groups + columns, joined)
 
 
 def _reorders(

@@ -1,0 +1,45 @@
+"""What a convolution takes below the dispatcher, against the allocator's own account of the same call."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from rewrite.memory.allocator import allocated_rise_bytes
+from rewrite.memory.scratch import scratch_bytes
+
+aten = torch.ops.aten
+SHAPES = {
+    "plain": (16, 32, 3, 1, 1, 1),
+    "strided": (16, 32, 3, 2, 1, 1),
+    "pointwise": (16, 32, 1, 1, 0, 1),
+    "strided-pointwise": (16, 32, 1, 2, 0, 1),
+    "padded-pointwise": (16, 32, 1, 1, 1, 1),
+    "grouped": (16, 16, 3, 1, 1, 4),
+    "depthwise": (16, 16, 3, 1, 1, 16),
+}
+
+
+@pytest.mark.parametrize("masks", [(True, True), (True, False), (False, True)], ids=str)
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("shape", SHAPES)
+def test_a_convolution_in_half_takes_its_patches(shape: str, dtype: torch.dtype, masks: tuple[bool, bool]) -> None:
+    ops, name = torch.ops.mkldnn, "fp16" if dtype is torch.float16 else "bf16"
+    if getattr(ops, f"_is_mkldnn_{name}_supported")():
+        pytest.skip(f"oneDNN has {name} on this processor")
+    torch.set_num_threads(1)
+    inside, outside, kernel, stride, padding, groups = SHAPES[shape]
+    x = torch.randn(4, inside, 20, 20).to(dtype)
+    weight = torch.randn(outside, inside // groups, kernel, kernel).to(dtype)
+    options = (None, [stride] * 2, [padding] * 2, [1, 1], False, [0, 0], groups)
+    made = aten.convolution(x, weight, *options)
+    taken = allocated_rise_bytes(lambda: aten.convolution(x, weight, *options))
+    assert scratch_bytes(aten.convolution.default, (x, weight, *options), made) == taken - made.nbytes
+
+    grad = torch.ones_like(made)
+    back = (grad, x, weight, *options, [*masks, False])
+    gradients = aten.convolution_backward(*back)
+    taken = allocated_rise_bytes(lambda: aten.convolution_backward(*back))
+    results = sum(each.nbytes for each in gradients if each is not None)
+    found = scratch_bytes(aten.convolution_backward.default, back, gradients)
+    assert found == taken - results
