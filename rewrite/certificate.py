@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -97,3 +98,16 @@ def _row_json(row: Row) -> dict[str, Any]:
 
 def _finite(value: float) -> float | None:
     return value if math.isfinite(value) else None
+
+
+def farthest(rows: Sequence[Row]) -> str:
+    """The output that is farthest off, in words."""
+    if not rows:
+        return "there are no outputs"
+    row = max(rows, key=lambda each: (not each.passed, each.max_abs / each.tolerance if each.tolerance else 0.0))
+    if row.equal:
+        return "every output is bit-equal"
+    name = row.name or "the output"
+    if not math.isfinite(row.max_abs):
+        return f"{name} {row.note or 'is not finite where it was'}"
+    return f"{name} is off by {row.max_abs:.3g} ({row.max_rel:.3g} of the largest), allowed {row.tolerance:.3g}"

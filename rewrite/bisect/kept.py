@@ -13,13 +13,13 @@ from rewrite.bisect.globs import Globs
 from rewrite.bisect.minimal import smallest
 from rewrite.bisect.result import Bisection
 from rewrite.bisect.trials import Trials
+from rewrite.certificate import farthest
 from rewrite.comparison import Bound
 from rewrite.contract import Numerics, Pass
 from rewrite.errors import InputError, PassError, VerifyError
 from rewrite.inputs import as_call
 from rewrite.observation import tensors
 from rewrite.options import options
-from rewrite.report.bisect import farthest
 from rewrite.tolerance import magnitude, tolerance_for
 
 OPTION = "keep_fp32"
@@ -40,9 +40,9 @@ def bisect(
     `passes` is a pipeline, or its text, with one pass that has an option `keep_fp32`, such as `mixed-precision`. The
     model and its rewrites run forward on `example_inputs` in eval mode. Every floating-point output must then differ
     by no more than `tolerance` times the largest magnitude of the original's; without one, by what rounding in each
-    layer may come to (`rewrite/tolerance.py`). What is found is 1-minimal: with any one
-    operator left out, an output is too far off. `max_trials` ends the search early, with the smallest set that was
-    found by then. `model` is left as it was.
+    layer may come to (`rewrite/tolerance.py`). What is found is 1-minimal: with any one operator left out, an output is
+    too far off. `max_trials` ends the search early, with the smallest set that was found by then. `model` is left as it
+    was. Delta debugging: Zeller and Hildebrandt, Simplifying and Isolating Failure-Inducing Input, IEEE TSE 28(2), 2002.
 
     Raises PassError when no pass, or several, have the option; VerifyError when the outputs are too far off with every
     operator in fp32; InputError for a tolerance that is not a positive number, for inputs that the model cannot run;

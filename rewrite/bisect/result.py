@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from rewrite.report.bisect import farthest
+from rewrite.certificate import farthest
 from rewrite.spec import render, render_option
 
 if TYPE_CHECKING:

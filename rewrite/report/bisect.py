@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from rich.text import Text
 
+from rewrite.certificate import farthest
 from rewrite.report.columns import crop, wrapped, wrapped_behind
 from rewrite.report.ranges import fold_paths
 from rewrite.report.sizes import dtype_text
 
 if TYPE_CHECKING:
     from rewrite.bisect.result import Bisection
-    from rewrite.certificate import Row
     from rewrite.value_range import Ranges, ValueRange
 
 ROWS = 20
@@ -89,16 +88,3 @@ def _range_text(value: ValueRange, dtype: str, width: int) -> Text:
     behind = "".join(f"  {each}" for each in ("" if said else value.operator, value.source) if each)
     style = "red" if dtype != "f32" and value.state != "near" else "yellow" if dtype != "f32" else ""
     return Text(line + crop(value.path, max(12, width - len(line) - len(behind))) + behind, style)
-
-
-def farthest(rows: tuple[Row, ...]) -> str:
-    """The output that is farthest off, in words."""
-    if not rows:
-        return "there are no outputs"
-    row = max(rows, key=lambda each: (not each.passed, each.max_abs / each.tolerance if each.tolerance else 0.0))
-    if row.equal:
-        return "every output is bit-equal"
-    name = row.name or "the output"
-    if not math.isfinite(row.max_abs):
-        return f"{name} {row.note or 'is not finite where it was'}"
-    return f"{name} is off by {row.max_abs:.3g} ({row.max_rel:.3g} of the largest), allowed {row.tolerance:.3g}"
