@@ -42,7 +42,7 @@ def bisect(
     by no more than `tolerance` times the largest magnitude of the original's; without one, by what rounding in each
     layer may come to (`rewrite/tolerance.py`). What is found is 1-minimal: with any one operator left out, an output is
     too far off. `max_trials` ends the search early, with the smallest set that was found by then. `model` is left as it
-    was. Delta debugging: Zeller and Hildebrandt, Simplifying and Isolating Failure-Inducing Input, IEEE TSE 28(2), 2002.
+    was. Algorithm and source: `rewrite/bisect/minimal.py`.
 
     Raises PassError when no pass, or several, have the option; VerifyError when the outputs are too far off with every
     operator in fp32; InputError for a tolerance that is not a positive number, for inputs that the model cannot run;
