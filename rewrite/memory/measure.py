@@ -16,7 +16,10 @@ LARGEST = 12
 CURVE_POINTS = 240
 
 NOT_COUNTED = {
-    "cpu": ("what kernels and libraries allocate beside torch's allocator (oneDNN and BLAS scratch, thread stacks)",),
+    "cpu": (
+        "what kernels and libraries allocate beside torch's allocator (oneDNN and BLAS scratch, thread stacks)",
+        "oneDNN's scratch of products in half precision, on processors with instructions for them",
+    ),
     "cuda": (
         "the CUDA context and kernels (several hundred MiB)",
         "cuBLAS and cuDNN workspaces",

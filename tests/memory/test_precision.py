@@ -2,18 +2,29 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 from transformers import LlamaConfig, LlamaForCausalLM
 
 import rewrite
 from passes import MixedPrecision
 from rewrite.memory import estimate_step
-from rewrite.memory.allocator import allocated_peak_bytes
+from rewrite.memory.allocator import allocated_peak_bytes, allocated_rise_bytes
+from rewrite.memory.loss import pick_loss
+from rewrite.memory.step import inputs_as_call
 from tests.memory.models import MODELS
 
 MIB = 2**20
+aten = torch.ops.aten
+HALVES = (torch.float16, torch.bfloat16)
+NATIVE = {
+    aten.mm.default, aten.addmm.default, aten.bmm.default, aten.convolution.default, aten.convolution_backward.default
+}  # fmt: skip
 SAVED_AT_MOST = {"O1": 0.65, "O2": 0.65, "O3": 0.52}
 """Saved activations over those in fp32."""
 
@@ -76,13 +87,46 @@ def test_predicted_is_measured_in_larger_models(name: str, level: str) -> None:
     assert_measured(*MODELS[name](), level)
 
 
+class HalfScratch(TorchDispatchMode):
+    """The most that one operator in half precision takes of the allocator beside its results, as `bytes`.
+
+    Where a processor multiplies in half precision itself, oneDNN takes room for blocks of its own choice.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.bytes = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        halves = [each for each in args if isinstance(each, torch.Tensor) and each.dtype in HALVES]
+        if func not in NATIVE or not halves:
+            return func(*args, **(kwargs or {}))
+        made: list[Any] = []
+        taken = allocated_rise_bytes(lambda: made.append(func(*args, **(kwargs or {}))))
+        self.bytes = max(self.bytes, taken - sum(each.nbytes for each in tree_leaves(made) if each is not None))
+        return made[0]
+
+
+def half_scratch_bytes(module: nn.Module, inputs: dict[str, torch.Tensor]) -> int:
+    """0 on a processor that has no instructions for products in half precision."""
+    if not (torch.ops.mkldnn._is_mkldnn_fp16_supported() or torch.ops.mkldnn._is_mkldnn_bf16_supported()):
+        return 0
+    args, kwargs = inputs_as_call(inputs, lambda each: each)
+    with HalfScratch() as mode:
+        pick_loss(module(*args, **kwargs))[0].backward()
+    module.zero_grad()
+    return mode.bytes
+
+
 def assert_measured(model: nn.Module, inputs: dict[str, torch.Tensor], level: str) -> None:
     torch.set_num_threads(1)
     small = rewrite.optimize(model, [MixedPrecision(level)], example_inputs=inputs)
     predicted = estimate_step(small, inputs)
     measured = estimate_step(small, inputs, real=True)
     assert predicted.saved_bytes == pytest.approx(measured.saved_bytes, rel=0.01)
-    assert predicted.peak_bytes == pytest.approx(allocated_peak_bytes(small, inputs), rel=0.01, abs=MIB // 16)
+    allocated, scratch = allocated_peak_bytes(small, inputs), half_scratch_bytes(small, inputs)
+    assert predicted.peak_bytes <= allocated * 1.01 + MIB // 16
+    assert predicted.peak_bytes >= allocated * 0.99 - MIB // 16 - scratch
 
 
 class HalfFrozen(nn.Module):
