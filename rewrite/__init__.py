@@ -76,6 +76,7 @@ if TYPE_CHECKING:
     from rewrite.tags import KEEP_STATE as KEEP_STATE
     from rewrite.tags import ORIGIN as ORIGIN
     from rewrite.tags import RECOMPUTE as RECOMPUTE
+    from rewrite.tags import RELEASE as RELEASE
     from rewrite.tags import STORE as STORE
     from rewrite.tags import WITHIN as WITHIN
     from rewrite.value_range import Ranges as Ranges
@@ -111,7 +112,9 @@ _HOMES = {
     "rewrite.ranges": ("ranges",),
     "rewrite.report.sizes": ("parse_bytes", "size_text"),
     "rewrite.selectors": ("matches",),
-    "rewrite.tags": ("CUT", "DETACH", "HELD", "KEEP", "KEEP_STATE", "ORIGIN", "RECOMPUTE", "STORE", "WITHIN"),
+    "rewrite.tags": (
+        "CUT", "DETACH", "HELD", "KEEP", "KEEP_STATE", "ORIGIN", "RECOMPUTE", "RELEASE", "STORE", "WITHIN",
+    ),
     "rewrite.value_range": ("Ranges",),
     "rewrite.verify": ("verify",),
 }  # fmt: skip

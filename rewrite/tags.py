@@ -14,6 +14,10 @@ KEEP_STATE = "keep_state"
 """True for a node of a segment of which is kept what its operator saves for its own backward beside its inputs and
 outputs: attention's log-sum-exp, a dropout's mask, a normalisation's statistics."""
 
+RELEASE = "release"
+"""True for a node of a segment whose value goes after its first run in a backward and is computed once more where it is
+needed next: what it would take between costs more than the run."""
+
 DETACH = "detach"
 """True for a node that depends on nothing trainable: it runs without autograd, unless something it is given, or a
 weight it reads, needs a gradient after all. `CUT` for one whose inputs need gradients that are to end there. In a
@@ -32,7 +36,7 @@ HELD = "held"
 STORE = "store"
 """On a node that calls a layer: the bits its frozen weight is stored in. It tells what was done before the capture."""
 
-TAGS = (RECOMPUTE, KEEP, KEEP_STATE, DETACH, WITHIN, HELD, STORE)
+TAGS = (RECOMPUTE, KEEP, KEEP_STATE, RELEASE, DETACH, WITHIN, HELD, STORE)
 """Every key through which passes decide; all else in `node.meta` is what capture recorded."""
 
 ORIGIN = "origin"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,7 +15,8 @@ from rewrite.capture.captured import fills_late
 from rewrite.emit.code import compile_graph
 from rewrite.program import Region, value_tensors
 from rewrite.recompute.plan import Place, Plan, Step
-from rewrite.tags import KEEP, KEEP_STATE
+from rewrite.recompute.unchanged import Owners, owners_at
+from rewrite.tags import KEEP, KEEP_STATE, RELEASE
 
 SPANS = (runtime.set_grad_enabled, runtime.enter_autocast, runtime.exit_autocast)
 VIEWS = frozenset({
@@ -83,9 +84,17 @@ class _Segment:
             frozenset(kept & set(steps) | without),
             frozenset(kept_state | without),
             owners_of(step for step in self.group if self.places[step] in steps),
+            self._released(),
         )
         object.__setattr__(plan, "recorded", compile_graph(self._forward(plan), self.region.path))
         return plan
+
+    def _released(self) -> frozenset[Place]:
+        """Nodes that are not to be held, and all views of what they give."""
+        tagged = {node for node in self.group if node.meta.get(RELEASE)}
+        if not tagged:
+            return frozenset()
+        return frozenset(self.places[node] for node in self.group if tagged & {node, *self._homes(node)})
 
     # Which nodes run again.
 
@@ -138,6 +147,7 @@ class _Segment:
             random=_is_random(node),
             masked=_masks(node),
             buffers=written_buffers(self.region, [node]),
+            owners=_owning_paths([node]),
         )
 
     # The forward.
@@ -228,8 +238,12 @@ def _not_yet(*_: Any) -> Any:
     raise AssertionError("replaced when the plan is complete")
 
 
-def owners_of(nodes: Iterable[fx.Node]) -> Callable[[nn.Module], tuple[nn.Module, ...]]:
+def owners_of(nodes: Iterable[fx.Node]) -> Owners:
     """Gives the modules below a region's own whose parameters `nodes` read."""
+    return owners_at(_owning_paths(nodes))
+
+
+def _owning_paths(nodes: Iterable[fx.Node]) -> tuple[str, ...]:
     paths: dict[str, None] = {}
     for node in nodes:
         if node.op == "call_module":
@@ -237,23 +251,7 @@ def owners_of(nodes: Iterable[fx.Node]) -> Callable[[nn.Module], tuple[nn.Module
         for source in node.all_input_nodes:
             if source.op == "get_attr":
                 paths[str(source.target).rpartition(".")[0]] = None
-    return owners_at(tuple(paths))
-
-
-def owners_at(paths: tuple[str, ...]) -> Callable[[nn.Module], tuple[nn.Module, ...]]:
-    """A function from a module to those at `paths` below it; "" for itself."""
-    below = [path for path in paths if path]
-    own = ("" in paths,)
-    if not below:
-        return lambda module: (module,) if own[0] else ()
-    read = operator.attrgetter(*below)
-
-    def owners(module: nn.Module) -> tuple[nn.Module, ...]:
-        found = read(module)
-        found = found if len(below) > 1 else (found,)
-        return (module, *found) if own[0] else tuple(found)
-
-    return owners
+    return tuple(paths)
 
 
 def written_buffers(region: Region, nodes: Iterable[fx.Node]) -> tuple[str, ...]:

@@ -24,6 +24,8 @@ class Kept:
     """Names of those of which is kept what the operator saves for itself."""
     again: tuple[str, ...]
     """Names of those that the backward runs again."""
+    release: tuple[str, ...]
+    """Names of those of them whose value goes after its first run, so that they run twice."""
     tagged: tuple[str, ...]
     """Names of all the nodes in recompute segments."""
 
@@ -58,11 +60,13 @@ def apply_points(
 
 
 def _tag(region: Region, group: Parts) -> Kept:
-    segment, keep, state, again, tagged = 0, list[str](), list[str](), list[str](), list[str]()
+    segment, keep, state, tagged = 0, list[str](), list[str](), list[str]()
+    again, release = list[str](), list[str]()
     for names, once, point in group:
         segment = tag(region.graph.nodes, frozenset(names), point, segment, once)
         keep += sorted(point.keep)
         state += sorted(point.keep_state)
         again += sorted(point.again)
+        release += sorted(point.release)
         tagged += names
-    return Kept(region.path, region.instances, tuple(keep), tuple(state), tuple(again), tuple(tagged))
+    return Kept(region.path, region.instances, tuple(keep), tuple(state), tuple(again), tuple(release), tuple(tagged))

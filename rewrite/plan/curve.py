@@ -40,6 +40,8 @@ class Point:
     """Held from the forward to the backward, the graph's inputs and results left out."""
     seconds: float
     """Of what is computed again."""
+    release: frozenset[str] = frozenset()
+    """Of these, the nodes whose value is not held from their first run in a backward to the next use."""
 
 
 NOTHING = Point(frozenset(), frozenset(), frozenset(), 0, 0.0)

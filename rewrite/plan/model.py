@@ -17,6 +17,7 @@ from rewrite.plan.curve import Point, curve
 from rewrite.plan.measure import Footprint, measure
 from rewrite.plan.outline import Kind, Outline, Piece, outline
 from rewrite.plan.price import SEGMENT_SECONDS, step_seconds
+from rewrite.plan.release import releasing
 from rewrite.plan.stage import Stage, staged
 from rewrite.program import Program
 
@@ -162,10 +163,11 @@ def _options(kind: Kind, stage: Stage, rates: Rates, known: Known) -> Options:
     footprints = [known.plain_footprint(kind, stage)]
     if kind.profile is not None and footprints[0].kept:
         for point in curve(kind.profile):
-            found = measure(kind, point, stage)
-            again = found.seconds + SEGMENT_SECONDS * len(kind.profile.nodes)
-            points.append(point)
-            footprints.append(replace(found, seconds=again))
+            for each in (point, *releasing(kind.profile, point)):
+                found = measure(kind, each, stage)
+                again = found.seconds + SEGMENT_SECONDS * len(kind.profile.nodes)
+                points.append(each)
+                footprints.append(replace(found, seconds=again))
     kept = [place for place in range(len(points)) if not _worse(place, footprints)]
     seconds = step_seconds(footprints[0].work, rates)
     return Options(tuple(points[place] for place in kept), tuple(footprints[place] for place in kept), seconds)

@@ -9,7 +9,7 @@ from torch import fx
 from rewrite.plan.curve import Point
 from rewrite.plan.rerun import changes_mode, is_effect
 from rewrite.program import value_tensors
-from rewrite.tags import KEEP, KEEP_STATE, RECOMPUTE, WITHIN
+from rewrite.tags import KEEP, KEEP_STATE, RECOMPUTE, RELEASE, WITHIN
 
 
 def tag(nodes: Iterable[fx.Node], names: Collection[str], point: Point, segment: int, once: Collection[str]) -> int:
@@ -31,6 +31,8 @@ def tag(nodes: Iterable[fx.Node], names: Collection[str], point: Point, segment:
             node.meta[KEEP] = True
         if node.name in point.keep_state:
             node.meta[KEEP_STATE] = True
+        if node.name in point.release:
+            node.meta[RELEASE] = True
     return segment + 1 if tagged else segment
 
 

@@ -8,12 +8,12 @@ already, and each value goes at its last use.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import nn
-from torch._subclasses.fake_tensor import FakeTensor
 from torch.autograd.graph import saved_tensors_hooks
 
 from rewrite.errors import RecomputeError
@@ -22,6 +22,7 @@ from rewrite.recompute import dropout
 from rewrite.recompute.buffers import copied_buffers
 from rewrite.recompute.plan import Place, Plan, Step
 from rewrite.recompute.replay import as_surrounded, random_state, replayed, surroundings
+from rewrite.recompute.tensors import detached, is_plain, is_weight, leaf_of, never, version_of
 from rewrite.recompute.unchanged import Weights, changed
 
 LARGE_STATE = 16
@@ -50,7 +51,7 @@ def run_planned(plan: Plan, module: nn.Module, inputs: Sequence[Any]) -> tuple[A
 class Token:
     """What autograd holds for one saved tensor."""
 
-    __slots__ = ("geometry", "number", "part", "run", "sources", "tensor", "version", "wanted")
+    __slots__ = ("geometry", "number", "part", "run", "siblings", "sources", "tensor", "version", "wanted")
 
     def __init__(self, run: Run, number: int, tensor: Any, version: int) -> None:
         self.run = run
@@ -67,6 +68,8 @@ class Token:
         """Size, stride and offset, where they are not the value's."""
         self.sources: dict[Place, Any] = {}
         """What it can be had from. Held here, so that it goes with the last token that may need it."""
+        self.siblings: tuple[Place, ...] = ()
+        """The values that are to be computed with it, for they are asked for next: those its node saved too."""
 
 
 def unpack(token: Token) -> torch.Tensor:
@@ -77,7 +80,7 @@ def unpack(token: Token) -> torch.Tensor:
             return token.run.state(token) if token.wanted < 0 else token.run.value(token)
     if type(kept) is dropout.Mask:
         return kept.expand()
-    if _version(kept) != token.version:
+    if version_of(kept) != token.version:
         raise changed(token.run.plan.path, "a tensor that was saved for the backward was changed in place")
     return kept  # type: ignore[no-any-return]
 
@@ -101,6 +104,8 @@ class Run:
         self.pending: list[Token] = []
         """Tokens for tensors that are not known: the operator that runs has made them."""
         self.tokens: list[Token] = []
+        self.ends: list[int] = []
+        """How many tokens there were when each node ended."""
         self.sources: dict[Place, Any] = {}
         """Inputs, kept values, numbers, masks and states of generators; given to the tokens at the end."""
         # From the forward on.
@@ -112,6 +117,8 @@ class Run:
         # During a backward.
         self.left: dict[Place, int] | None = None
         """Uses of each value still to come."""
+        self.fresh: set[Place] = set()
+        """Values to be released that have not been computed yet."""
         self.asked = 0
         self.values: dict[Place, Any] = {}
         self.states: dict[Place, dict[int, torch.Tensor]] = {}
@@ -124,7 +131,7 @@ class Run:
         """A value for recomputes to start from: an input, a kept value, a number."""
         self._know(place, value)
         if place in self.plan.held:
-            self.sources[place] = _detached(value)
+            self.sources[place] = detached(value)
 
     def know(self, value: torch.Tensor) -> None:
         """A buffer: what is saved of it is no operator's own."""
@@ -138,6 +145,7 @@ class Run:
         if self.pending:
             self._settle(place, value)
         self.saved = 0
+        self.ends.append(len(self.tokens))
         if place in self.plan.held:
             self.hold(place, value)
         else:
@@ -184,13 +192,24 @@ class Run:
                 there = [source for source in self.plan.sources(token.wanted) if source in self.sources]
                 shared[token.wanted] = {source: self.sources[source] for source in there}
             token.sources = shared[token.wanted]
+        if self.plan.released:
+            self._join()
         self.wanted = tuple(token.wanted for token in self.tokens)
         tensors = ((place, value) for place, value in self.sources.items() if isinstance(value, torch.Tensor))
-        self.versions = {place: _version(value) for place, value in tensors}
+        self.versions = {place: version_of(value) for place, value in tensors}
+
+    def _join(self) -> None:
+        """Have what a node saved computed together, so that a released value is made once for all of it."""
+        for start, end in itertools.pairwise([0, *self.ends]):
+            group = [token for token in self.tokens[start:end] if token.wanted >= 0]
+            siblings = tuple(token.wanted for token in group)
+            sources = {place: source for token in group for place, source in token.sources.items()}
+            for token in group:
+                token.siblings, token.sources = siblings, sources
 
     def forget(self) -> None:
         """Hold nothing any more but what tokens hold."""
-        self.live, self.storages, self.sources, self.tokens, self.pending = {}, {}, {}, [], []
+        self.live, self.storages, self.sources, self.tokens, self.pending, self.ends = {}, {}, {}, [], [], []
 
     def _know(self, place: Place, value: Any) -> None:
         if isinstance(value, torch.Tensor):
@@ -215,9 +234,9 @@ class Run:
         """What autograd is to hold for a tensor that an operator saves."""
         number = self.saved
         self.saved = number + 1
-        if _is_weight(tensor):
+        if is_weight(tensor):
             return Token(self, number, tensor, tensor._version)
-        known = self.live.get(tensor.untyped_storage()._cdata, _UNKNOWN) if _is_plain(tensor) else _APART
+        known = self.live.get(tensor.untyped_storage()._cdata, _UNKNOWN) if is_plain(tensor) else _APART
         if known[0] in self.dropped:
             token = Token(self, number, None, 0)
             if self._points(token, *known, tensor):
@@ -265,7 +284,7 @@ class Run:
         left = self._ask()
         value = self.values.get(token.wanted)
         if value is None:
-            value = self._recompute(token.wanted, token.sources, left)
+            value = self._recompute((token.wanted, *token.siblings), token.sources, left)
         self._used(token.wanted, left)
         tensor: torch.Tensor = value if token.part == WHOLE else value[token.part]
         return tensor if token.geometry is None else tensor.as_strided(*token.geometry)
@@ -276,7 +295,7 @@ class Run:
         place = ~token.wanted
         if token.number not in self.states.get(place, ()):
             left[token.wanted] = max(1, left.get(token.wanted, 0))
-            self._recompute(place, token.sources, left)
+            self._recompute((place,), token.sources, left)
         tensor = self.states[place].pop(token.number)
         self._used(token.wanted, left)
         return tensor
@@ -284,9 +303,10 @@ class Run:
     def _ask(self) -> dict[Place, int]:
         """The uses still to come; after the last token of a backward, a new count starts."""
         if self.left is None or self.asked == len(self.wanted):
-            self.weights.check(self.plan.path, self.module)
+            self.weights.check(self.plan.path, self.module, self.plan.owners_for(self.wanted)(self.module))
             self.values, self.states, self.asked = {}, {}, 0
             self.left = dict(self.plan.uses(self.wanted))
+            self.fresh = set(self.plan.released)
         self.asked += 1
         return self.left
 
@@ -295,11 +315,13 @@ class Run:
         if left[place] <= 0:
             self.values.pop(place, None)
 
-    def _recompute(self, wanted: Place, sources: dict[Place, Any], left: dict[Place, int]) -> Any:
-        """The value of the node at `wanted`, run again after those whose value it needs and that is not there."""
-        steps, values = self.plan.steps, self.values
-        order, last = {wanted}, dict[Place, Place]()
-        todo = [wanted]
+    def _recompute(self, wanted: tuple[Place, ...], sources: dict[Place, Any], left: dict[Place, int]) -> Any:
+        """The value of the first node in `wanted`. It and the others of it that are not there and have uses to come
+        are run again, after those whose value they need."""
+        steps, values, fresh = self.plan.steps, self.values, self.fresh
+        order = {wanted[0], *(place for place in wanted[1:] if place not in values and left.get(place, 0) > 0)}
+        last = dict[Place, Place]()
+        todo = [*order]
         while todo:
             place = todo.pop()
             for source in steps[place].inputs:
@@ -317,13 +339,16 @@ class Run:
                     values[place] = self._again(place, step, given, sources.get(~place), left)
                 for source in step.inputs:
                     left[source] = remaining = left.get(source, 0) - 1
-                    if remaining <= 0 and last[source] == place:
+                    over = remaining <= 0 or (source in fresh and source not in wanted)
+                    if over and last[source] == place:
                         values.pop(source, None)
-        return values.pop(wanted) if left.get(wanted, 0) <= 0 else values[wanted]
+        fresh -= order
+        first = wanted[0]
+        return values.pop(first) if left.get(first, 0) <= 0 else values[first]
 
     def _source(self, place: Place, sources: dict[Place, Any]) -> Any:
         value = sources[place]
-        if place in self.versions and self.versions[place] != _version(value):
+        if place in self.versions and self.versions[place] != version_of(value):
             raise changed(self.plan.path, "a value it starts from was changed in place")
         return value
 
@@ -349,9 +374,9 @@ class Run:
 
         count, numbers = self.dropped_state[place]
         flags = [self.need_grad.get(each, flag) for each, flag in zip(step.inputs, step.need_grad, strict=True)]
-        again = [_leaf(value, flag) for value, flag in zip(given, flags, strict=True)]
-        with torch.enable_grad(), saved_tensors_hooks(collect, _never):
-            result = _detached(step.function(self.module, *again))
+        again = [leaf_of(value, flag) for value, flag in zip(given, flags, strict=True)]
+        with torch.enable_grad(), saved_tensors_hooks(collect, never):
+            result = detached(step.function(self.module, *again))
         if len(saved) != count:
             raise RecomputeError(
                 f"recompute of {self.plan.path or 'the model'!r}",
@@ -360,35 +385,3 @@ class Run:
             )
         self.states[place] = {number: saved[number] for number in numbers}
         return result
-
-
-def _is_weight(tensor: torch.Tensor) -> bool:
-    """Whether it is a parameter, or a view of one: there anyway."""
-    base = tensor._base
-    if type(tensor) is torch.Tensor:
-        return base is not None and (type(base) is nn.Parameter or isinstance(base, nn.Parameter))
-    return isinstance(tensor, nn.Parameter) or isinstance(base, nn.Parameter)
-
-
-def _is_plain(tensor: torch.Tensor) -> bool:
-    """Whether the tensor is no more than its storage: dense, and not of a class that somebody added."""
-    return type(tensor) in (torch.Tensor, FakeTensor) and tensor.layout == torch.strided
-
-
-def _version(tensor: torch.Tensor) -> int:
-    return 0 if tensor.is_inference() else tensor._version
-
-
-def _detached(value: Any) -> Any:
-    if isinstance(value, torch.Tensor):
-        return value.detach()
-    return type(value)(map(_detached, value)) if type(value) in (tuple, list) else value
-
-
-def _leaf(value: Any, need_grad: bool) -> Any:
-    """An input for a run of one operator by itself."""
-    return value.detach().requires_grad_(need_grad) if isinstance(value, torch.Tensor) else value
-
-
-def _never(_: Any) -> Any:
-    raise AssertionError("no backward goes through a run that is made for what its operators save")

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-from torch import nn
+from rewrite.recompute.unchanged import Owners, owners_at
 
 Place = int
 """Number of a value in a segment: first its inputs, then its nodes in graph order. `~place` stands for what belongs to
@@ -30,6 +30,8 @@ class Step:
     """Whether it is a dropout that runs from a kept mask, where its device lets it."""
     buffers: tuple[str, ...] = ()
     """Buffers it writes, by path below the module: a recompute writes to copies."""
+    owners: tuple[str, ...] = ()
+    """The modules whose parameters it reads, by path below the module."""
 
     @functools.cached_property
     def plain(self) -> bool:
@@ -53,8 +55,10 @@ class Plan:
     """Nodes whose value is kept; those without a step among them."""
     kept_state: frozenset[Place]
     """Nodes of which is kept what their operator saves for itself; those without a step among them."""
-    owners: Callable[[nn.Module], tuple[nn.Module, ...]]
+    owners: Owners
     """The modules whose parameters the steps read."""
+    released: frozenset[Place] = frozenset()
+    """Nodes whose value goes after its first run in a backward, and is computed once more where it is needed next."""
     dropped: frozenset[Place] = frozenset()
     """Nodes whose value is not kept."""
     written: tuple[str, ...] = ()
@@ -63,6 +67,7 @@ class Plan:
     """Values that a step reads and that are no step's to make: what is held for recomputes to start from."""
     _sources: dict[Place, tuple[Place, ...]] = field(default_factory=dict, compare=False, repr=False)
     _uses: dict[Any, dict[Place, int]] = field(default_factory=dict, compare=False, repr=False)
+    _owners: dict[Any, Owners] = field(default_factory=dict, compare=False, repr=False)
 
     def __post_init__(self) -> None:
         dropped = frozenset(self.steps) - self.kept
@@ -88,8 +93,17 @@ class Plan:
         if found is None:
             counted = Counter(wanted)
             for place in self.needed(wanted):
-                counted.update(self.steps[place].inputs)
+                for source in self.steps[place].inputs:
+                    counted[source] += 1 + (place in self.released)
             found = self._uses[wanted] = dict(counted)
+        return found
+
+    def owners_for(self, wanted: tuple[Place, ...]) -> Owners:
+        """The modules whose parameters a backward reads that asks for all of `wanted`."""
+        found = self._owners.get(wanted)
+        if found is None:
+            paths = dict.fromkeys(path for place in self.needed(wanted) for path in self.steps[place].owners)
+            found = self._owners[wanted] = owners_at(tuple(paths))
         return found
 
     def needed(self, wanted: Iterable[Place]) -> set[Place]:

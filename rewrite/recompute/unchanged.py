@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -12,6 +13,22 @@ from rewrite.errors import RecomputeError
 
 Owners = Callable[[nn.Module], tuple[nn.Module, ...]]
 """The modules below a region's own whose parameters a segment reads."""
+
+
+def owners_at(paths: tuple[str, ...]) -> Owners:
+    """A function from a module to those at `paths` below it; "" for itself."""
+    below = [path for path in paths if path]
+    own = ("" in paths,)
+    if not below:
+        return lambda module: (module,) if own[0] else ()
+    read = operator.attrgetter(*below)
+
+    def owners(module: nn.Module) -> tuple[nn.Module, ...]:
+        found = read(module)
+        found = found if len(below) > 1 else (found,)
+        return (module, *found) if own[0] else tuple(found)
+
+    return owners
 
 
 class Weights:
@@ -29,9 +46,15 @@ class Weights:
             if tensor is not None and id(tensor) not in own and not tensor.is_inference()
         ]
 
-    def check(self, path: str, module: nn.Module) -> None:
-        """Raise RecomputeError if one was changed in place or replaced since; `module` is the region's at `path`."""
+    def check(self, path: str, module: nn.Module, owners: tuple[nn.Module, ...]) -> None:
+        """Raise RecomputeError if one of `owners` was changed in place or replaced since.
+
+        `module` is the region's at `path`. What other modules own may change: an optimizer may step in the backward.
+        """
+        read = {id(table) for table in _tables(owners)}
         for table, name, tensor, version in self.held:
+            if id(table) not in read:
+                continue
             found = table.get(name)
             if found is tensor and found._version != version:
                 raise changed(path, f"{_named(module, table, name, tensor)} was changed in place")

@@ -153,6 +153,7 @@ def plan_document(plan: Plan) -> Document:
                 "keep": list(each.keep),
                 "keep_state": list(each.keep_state),
                 "again": list(each.again),
+                "release": list(each.release),
             }
             for each in plan.kept
         ],

@@ -13,6 +13,7 @@ from rewrite.plan.apply import apply_points
 from rewrite.plan.curve import curve
 from rewrite.plan.measure import Footprint, measure
 from rewrite.plan.outline import Kind, outline
+from rewrite.plan.release import releasing
 from rewrite.plan.stage import staged
 from rewrite.plan.trial import try_program
 from rewrite.program import value_tensors
@@ -70,10 +71,13 @@ def test_the_backward_runs_again_what_was_chosen_and_nothing_else() -> None:
         pieces = outline(program, stage, PEAK_RATES["cpu"]).pieces
     block = pieces[1].kind
     assert block.profile is not None
-    for point in curve(block.profile):
+    choices = [each for point in curve(block.profile) for each in (point, *releasing(block.profile, point))]
+    assert any(point.release for point in choices)
+    for point in choices:
         points = [point if piece.kind is block else None for piece in pieces]
         tagged, _ = apply_points(program.copy(), pieces, points)
-        again = sum(work.flops * work.calls for name in point.again for work in block.profile.efforts[name].work)
+        runs = [*point.again, *point.release]
+        again = sum(work.flops * work.calls for name in runs for work in block.profile.efforts[name].work)
         blocks = sum(piece.kind is block for piece in pieces)
 
         assert extra_flops(before, try_program(tagged, example)) == again * blocks

@@ -13,7 +13,7 @@ from torch import nn
 
 import rewrite
 from passes import Checkpoint
-from rewrite import KEEP, KEEP_STATE, RECOMPUTE, Numerics, Pass, PassResult, Program
+from rewrite import KEEP, KEEP_STATE, RECOMPUTE, RELEASE, Numerics, Pass, PassResult, Program
 from tests.cases.recomputed import recomputed
 
 BATCH, LENGTH, WIDTH = 4, 6, 8
@@ -30,12 +30,14 @@ class Subset(Pass):
     keep: float = 0.0
     """How likely a node's value is kept."""
     state: float = 0.0
+    release: float = 0.0
+    """How likely a value goes after its first run in the backward."""
 
     def apply(self, program: Program) -> PassResult:
         result = Checkpoint(policy="blocks").apply(program)
         chance = random.Random(self.seed)
         for node in (node for region in result.program.regions for node in region.nodes() if RECOMPUTE in node.meta):
-            for tag, likely in ((KEEP, self.keep), (KEEP_STATE, self.state)):
+            for tag, likely in ((KEEP, self.keep), (KEEP_STATE, self.state), (RELEASE, self.release)):
                 if chance.random() < likely:
                     node.meta[tag] = True
         return result
@@ -46,7 +48,8 @@ VALUES = Subset(keep=1.0)
 STATES = Subset(state=1.0)
 EVERYTHING = Subset(keep=1.0, state=1.0)
 SOME = Subset(seed=1, keep=0.4, state=0.4)
-SUBSETS = (NOTHING, STATES, EVERYTHING, SOME)
+RELEASED = Subset(release=1.0)
+SUBSETS = (NOTHING, STATES, EVERYTHING, SOME, RELEASED)
 
 Body = Callable[[Any, torch.Tensor], Any]
 

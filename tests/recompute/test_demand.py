@@ -133,7 +133,11 @@ class Drawn(nn.Module):
 places = st.integers(-4, 8)
 programs = st.lists(st.tuples(st.sampled_from(sorted(OPERATIONS)), places, places), min_size=3, max_size=9).map(tuple)
 subsets = st.builds(
-    Subset, seed=st.integers(0, 99), keep=st.sampled_from((0.0, 0.3, 0.7)), state=st.sampled_from((0.0, 0.3, 1.0))
+    Subset,
+    seed=st.integers(0, 99),
+    keep=st.sampled_from((0.0, 0.3, 0.7)),
+    state=st.sampled_from((0.0, 0.3, 1.0)),
+    release=st.sampled_from((0.0, 0.4, 1.0)),
 )
 FEW = settings(
     deadline=None,
