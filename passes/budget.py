@@ -35,7 +35,7 @@ def _changes(plan: KeepPlan) -> tuple[Change, ...]:
         Change(
             each.path,
             f"keep {len(each.keep)} values and the state of {len(each.keep_state)} operators, run {len(each.again)} "
-            "operations again in the backward",
+            f"operations again in the backward{f', {len(each.release)} of them twice' if each.release else ''}",
             each.instances,
             each.tagged,
         )

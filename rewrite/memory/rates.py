@@ -17,6 +17,8 @@ class Rates:
     bytes: float
     """Memory traffic."""
     source: str
+    attention: float = 1.0
+    """Of the rate of matrix products, the share that attention in one kernel reaches."""
     draws: float = math.inf
     """Random numbers, where drawing them takes longer than writing them."""
     launch: float = 5e-6
@@ -38,6 +40,7 @@ PEAK_RATES = {
         100e9,
         20e9,
         "a nominal server core, as tests/bench/core_rates.py measures one",
+        attention=0.7,
         draws=125e6,
         launch=2e-6,
         beside=20e-6,

@@ -1,5 +1,6 @@
-"""Memory that CPU kernels take below the dispatcher, where no mode sees it: oneDNN's copies in its own layout, and the
-patches of images that a convolution in a half precision multiplies by where oneDNN has none for the processor.
+"""Memory that CPU kernels take below the dispatcher, where no mode sees it: oneDNN's copies in its own layout, the
+patches of images that a convolution in a half precision multiplies by where oneDNN has none for the processor, and the
+tiles of attention (`rewrite.memory.attention_scratch`).
 
 These are real allocations of torch's CPU allocator, gone when the operator returns. Everything else a kernel takes
 there is small, and named among what is not counted.
@@ -12,6 +13,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+
+from rewrite.memory import attention_scratch
 
 aten = torch.ops.aten
 
@@ -30,6 +33,10 @@ def scratch_bytes(func: Callable[..., Any], args: tuple[Any, ...], out: Any) -> 
         return (
             _backward_bytes(grad, x, weight, out) if _reorders(x, weight, stride, dilation, transposed, args[9]) else 0
         )
+    if func is aten._scaled_dot_product_flash_attention_for_cpu.default:
+        return attention_scratch.forward_bytes(*args[:2])
+    if func is aten._scaled_dot_product_flash_attention_for_cpu_backward.default:
+        return attention_scratch.backward_bytes(*args[:3])
     return 0
 
 

@@ -45,6 +45,8 @@ class Work(NamedTuple):
     moved_bytes: int
     half: bool
     """Whether the result is in a 16-bit type."""
+    fused: bool
+    """Whether it is attention in one kernel."""
     calls: int
 
 

@@ -18,7 +18,7 @@ class Tally:
 
     def __init__(self) -> None:
         self.flops = {"forward": 0, "backward": 0, "optimizer": 0}
-        self._calls: dict[tuple[int, int, bool], int] = {}
+        self._calls: dict[tuple[int, int, bool, bool], int] = {}
         self._free: dict[Any, bool] = {}
 
     def restart(self) -> None:
@@ -42,14 +42,14 @@ class Tally:
         for tensor in _tensors((out,)):
             half = tensor.itemsize == 2
             break
-        key = (flops, moved, bool(half))
+        key = (flops, moved, bool(half), _is_fused_attention(func))
         self._calls[key] = self._calls.get(key, 0) + 1
 
     def work(self) -> tuple[Work, ...]:
         return tuple(Work(*key, calls) for key, calls in self._calls.items())
 
     def moved_bytes(self) -> int:
-        return sum(moved * calls for (_, moved, _), calls in self._calls.items())
+        return sum(moved * calls for (_, moved, *_), calls in self._calls.items())
 
 
 def operator_flops(func: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any], out: Any) -> int:
@@ -101,6 +101,13 @@ _OWN_FORMULAS: dict[Any, Callable[..., int]] = {
 }
 
 _ALLOCATIONS = frozenset({"empty", "empty_strided", "empty_like", "new_empty", "new_empty_strided", "lift_fresh"})
+
+
+def _is_fused_attention(func: Callable[..., Any]) -> bool:
+    return isinstance(func, torch._ops.OpOverload) and func.overloadpacket.__name__.startswith(_FUSED_ATTENTION)
+
+
+_FUSED_ATTENTION = ("_scaled_dot_product_", "_flash_attention", "_efficient_attention", "_cudnn_attention")
 
 
 def _costs_nothing(func: Callable[..., Any]) -> bool:

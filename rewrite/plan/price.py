@@ -44,6 +44,8 @@ def step_seconds(work: Iterable[Work], rates: Rates) -> float:
 
 def _operator_seconds(work: Work, rates: Rates) -> float:
     arithmetic = work.flops / (rates.half_flops if work.half else rates.flops)
+    if work.fused:
+        arithmetic /= rates.attention
     return max(rates.launch, arithmetic, work.moved_bytes / rates.bytes)
 
 

@@ -15,6 +15,8 @@ import rewrite
 REPETITIONS = 9
 SIZES = ((1024, 128), (2048, 256), (512, 768))
 """Rows and width of the activations of a small, a middle and a wide transformer."""
+HEADS = ((2, 512, 32), (8, 256, 64), (1, 1024, 64))
+"""Batch, length and width of the heads of attention, of which there are four."""
 
 
 def seconds(run: Callable[[], object]) -> float:
@@ -42,6 +44,12 @@ def main() -> None:
         draws = wide.numel() / seconds(partial(torch.Tensor.bernoulli_, torch.empty_like(wide), 0.9))
         shown = ", ".join(f"{name} {rate / 1e9:.1f} GB/s" for name, rate in moved.items())
         print(f"{rows}x{width}: linear {flops / 1e9:.0f} GFLOP/s, {shown}, {draws / 1e6:.0f} M draws/s")
+    for batch, length, size in HEADS:
+        query = torch.randn(batch, 4, length, size)
+        flops = 4 * batch * 4 * length * length * size
+        for causal in (False, True):
+            run = partial(functional.scaled_dot_product_attention, query, query, query, is_causal=causal)
+            print(f"{batch}x{length}, heads of {size}, {causal=}: attention {flops / seconds(run) / 1e9:.0f} GFLOP/s")
     small = torch.randn(8)
     print(f"smallest operator: {seconds(partial(torch.add, small, small)) * 1e6:.2f} us")
 

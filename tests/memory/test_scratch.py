@@ -43,3 +43,32 @@ def test_a_convolution_in_half_takes_its_patches(shape: str, dtype: torch.dtype,
     results = sum(each.nbytes for each in gradients if each is not None)
     found = scratch_bytes(aten.convolution_backward.default, back, gradients)
     assert found == taken - results
+
+
+ATTENTION = {
+    "short": (100, 100, 32),
+    "middle": (300, 300, 64),
+    "long": (1000, 1000, 64),
+    "few keys": (1000, 200, 64),
+    "many keys": (600, 1500, 80),
+}
+
+
+@pytest.mark.parametrize("rowwise", [True, False])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize("shape", ATTENTION)
+def test_attention_takes_a_tile_for_each_thread(shape: str, dtype: torch.dtype, rowwise: bool) -> None:
+    queries, keys, width = ATTENTION[shape]
+    query = torch.randn(2, 4, queries, width, dtype=dtype)
+    key, value = torch.randn(2, 2, 4, keys, width, dtype=dtype)
+    forward = aten._scaled_dot_product_flash_attention_for_cpu.default
+    result, sums = forward(query, key, value)
+    taken = allocated_rise_bytes(lambda: forward(query, key, value)) - result.nbytes - sums.nbytes
+    assert scratch_bytes(forward, (query, key, value), (result, sums)) == taken
+
+    backward = aten._scaled_dot_product_flash_attention_for_cpu_backward.default
+    grad = torch.ones(2, queries, 4, width, dtype=dtype).transpose(1, 2)
+    given = (grad if rowwise else grad.contiguous(), query, key, value, result, sums, 0.0, False)
+    made = backward(*given)
+    taken = allocated_rise_bytes(lambda: backward(*given)) - sum(each.nbytes for each in made)
+    assert scratch_bytes(backward, given, made) == taken

@@ -50,7 +50,7 @@ def estimate(peak_bytes: int, saved_bytes: int, flops: int) -> Estimate:
         saved=(SavedAt("model.layers.0.mlp", "mul_3", "model.layers.0", saved_bytes, (2, 3), "float32"),),
         flops=Flops(flops // 3, flops - flops // 3),
         moved_bytes=10**9,
-        work=(Work(flops, 10**9, False, 1),),
+        work=(Work(flops, 10**9, False, False, 1),),
         device="cuda",
         optimizer="adamw",
         loss="the output's loss",
@@ -116,7 +116,7 @@ def plan() -> Plan:
         before=estimate(9000 * MIB, 3000 * MIB, 9 * 10**12),
         after=estimate(7100 * MIB, 1200 * MIB, 12 * 10**12),
         chosen=Priced(7100 * MIB, 1.084, spec, names),
-        kept=(Kept("model.layers.0", ("model.layers.0",), ("q",), (), ("r",), ("q", "r")),),
+        kept=(Kept("model.layers.0", ("model.layers.0",), ("q",), (), ("r",), (), ("q", "r")),),
         frontier=points,
         floor=estimate(6100 * MIB, 200 * MIB, 13 * 10**12),
     )
