@@ -15,24 +15,31 @@ class Gate:
     """Any number of threads read, or one captures; what a thread does within its own capture passes."""
 
     def __init__(self) -> None:
-        self._changed = threading.Condition()
+        self._lock = threading.RLock()  # a collection of garbage may call from within
+        self._changed = threading.Condition(self._lock)
         self._reading: dict[int, int] = {}
         """Thread -> how many calls of its, one in another, read."""
         self._capturing: int | None = None
+        self._waiting = 0
+        """Captures that have yet to begin."""
 
     def __enter__(self) -> None:
         """Begin to read; waits for another thread's capture to end."""
         me = threading.get_ident()
-        with self._changed:
-            self._changed.wait_for(lambda: self._capturing in (None, me))
+        with self._lock:
+            if self._capturing is not None and self._capturing != me:
+                self._changed.wait_for(lambda: self._capturing in (None, me))
             self._reading[me] = self._reading.get(me, 0) + 1
 
     def __exit__(self, *_: object) -> None:
         me = threading.get_ident()
-        with self._changed:
-            self._reading[me] -= 1
-            if not self._reading[me]:
-                del self._reading[me]
+        with self._lock:
+            left = self._reading[me] - 1
+            if left:
+                self._reading[me] = left
+                return
+            del self._reading[me]
+            if self._waiting:
                 self._changed.notify_all()
 
     @contextlib.contextmanager
@@ -47,8 +54,12 @@ class Gate:
             self._changed.notify_all()
         try:
             with self._changed:
-                self._changed.wait_for(lambda: self._capturing is None and not self._reading, PATIENCE_SECONDS)
-                self._changed.wait_for(lambda: self._capturing is None)
+                self._waiting += 1
+                try:
+                    self._changed.wait_for(lambda: self._capturing is None and not self._reading, PATIENCE_SECONDS)
+                    self._changed.wait_for(lambda: self._capturing is None)
+                finally:
+                    self._waiting -= 1
                 self._capturing = me
             yield
         finally:

@@ -76,8 +76,7 @@ def unpack(token: Token) -> torch.Tensor:
     """The tensor a token stands for."""
     kept = token.tensor
     if kept is None:
-        with GATE:
-            return token.run.state(token) if token.wanted < 0 else token.run.value(token)
+        return token.run.state(token) if token.wanted < 0 else token.run.value(token)
     if type(kept) is dropout.Mask:
         return kept.expand()
     if version_of(kept) != token.version:
@@ -99,6 +98,8 @@ class Run:
         self.live: dict[int, tuple[Place, int, torch.Tensor]] = {}
         """Storage -> the value in it, by place and part. Holding it, so that the storage stays its own."""
         self.storages: dict[Place, list[int]] = {}
+        self.holders: dict[int, int] = {}
+        """Storage -> how many values lie in it: what is a view is for the kernels to say, not for the capture."""
         self.saved = 0
         """Tensors saved since a node last ended."""
         self.pending: list[Token] = []
@@ -157,7 +158,9 @@ class Run:
         """The forward will not use these values again."""
         for place in places:
             for storage in self.storages.pop(place, ()):
-                del self.live[storage]
+                self.holders[storage] -= 1
+                if not self.holders[storage]:
+                    del self.live[storage], self.holders[storage]
 
     def draws(self, place: Place) -> None:
         """The node at `place` is about to draw random numbers."""
@@ -209,7 +212,8 @@ class Run:
 
     def forget(self) -> None:
         """Hold nothing any more but what tokens hold."""
-        self.live, self.storages, self.sources, self.tokens, self.pending, self.ends = {}, {}, {}, [], [], []
+        self.live, self.storages, self.holders, self.sources = {}, {}, {}, {}
+        self.tokens, self.pending, self.ends = [], [], []
 
     def _know(self, place: Place, value: Any) -> None:
         if isinstance(value, torch.Tensor):
@@ -226,7 +230,8 @@ class Run:
         storage = value.untyped_storage()._cdata
         if storage not in self.live:
             self.live[storage] = (place, part, value)
-            self.storages.setdefault(place, []).append(storage)
+        self.storages.setdefault(place, []).append(storage)
+        self.holders[storage] = self.holders.get(storage, 0) + 1
 
     # What autograd saves.
 
@@ -303,7 +308,8 @@ class Run:
     def _ask(self) -> dict[Place, int]:
         """The uses still to come; after the last token of a backward, a new count starts."""
         if self.left is None or self.asked == len(self.wanted):
-            self.weights.check(self.plan.path, self.module, self.plan.owners_for(self.wanted)(self.module))
+            with GATE:
+                self.weights.check(self.plan.path, self.module, self.plan.owners_for(self.wanted)(self.module))
             self.values, self.states, self.asked = {}, {}, 0
             self.left = dict(self.plan.uses(self.wanted))
             self.fresh = set(self.plan.released)
@@ -329,7 +335,7 @@ class Run:
                 if source not in values and source not in order and source not in sources:
                     order.add(source)
                     todo.append(source)
-        with as_surrounded(self.surroundings):
+        with GATE, as_surrounded(self.surroundings):
             for place in sorted(order):
                 step = steps[place]
                 given = [values[each] if each in values else self._source(each, sources) for each in step.inputs]

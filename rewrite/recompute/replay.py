@@ -54,21 +54,23 @@ def surroundings() -> Surroundings:
     return (*casts, backends.flash_sdp_enabled(), backends.mem_efficient_sdp_enabled(), backends.math_sdp_enabled())
 
 
-@contextlib.contextmanager
-def as_surrounded(then: Surroundings) -> Iterator[None]:
+def as_surrounded(then: Surroundings) -> contextlib.AbstractContextManager[Any]:
     """Compute without recording, in the surroundings of the forward."""
-    with torch.no_grad():
-        now = surroundings()
-        if now == then and now[:2] == (None, None):
-            yield
-            return
-        with contextlib.ExitStack() as stack:
-            for kind, dtype in zip(_CASTING, then[:2], strict=True):
-                # A cache of casts made here would be read by whoever trains next: it holds no graph.
-                stack.enter_context(torch.autocast(kind, dtype, dtype is not None, cache_enabled=False))
-            _set_attention(then[2:])
-            stack.callback(_set_attention, now[2:])
-            yield
+    now = surroundings()
+    if now == then and now[:2] == (None, None):
+        return torch.no_grad()
+    return _brought_back(now, then)
+
+
+@contextlib.contextmanager
+def _brought_back(now: Surroundings, then: Surroundings) -> Iterator[None]:
+    with torch.no_grad(), contextlib.ExitStack() as stack:
+        for kind, dtype in zip(_CASTING, then[:2], strict=True):
+            # A cache of casts made here would be read by whoever trains next: it holds no graph.
+            stack.enter_context(torch.autocast(kind, dtype, dtype is not None, cache_enabled=False))
+        _set_attention(then[2:])
+        stack.callback(_set_attention, now[2:])
+        yield
 
 
 def _set_attention(enabled: Surroundings) -> None:

@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import gc
 import threading
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, ClassVar
 
 import pytest
 import torch
 from torch import nn
+from torch.utils.flop_counter import FlopCounterMode
 
+from rewrite import KEEP, KEEP_STATE, PassResult, Program
 from rewrite.capture.randomness import draws
 from tests.recompute.models import (
+    BATCH,
+    LENGTH,
     NOTHING,
     SOME,
     STATES,
@@ -186,3 +191,35 @@ def test_a_nested_result_of_the_same_shape() -> None:
 
     plain, small = stacks(NOTHING, body, one=lambda: nn.LSTM(WIDTH, WIDTH, num_layers=2))
     assert_same(step(plain, hidden()), step(small, hidden()))
+
+
+def attends(block: Any, value: torch.Tensor) -> torch.Tensor:
+    heads = block.up(value).view(BATCH, LENGTH, 2, WIDTH // 2).transpose(1, 2)
+    mixed = nn.functional.scaled_dot_product_attention(heads, heads, heads)
+    return value + block.down(mixed.transpose(1, 2).reshape(value.shape))
+
+
+@dataclass(frozen=True)
+class KeepAttention(Subset):
+    """Recompute every block but for its attention."""
+
+    name: ClassVar[str] = "keep-attention"
+
+    def apply(self, program: Program) -> PassResult:
+        result = super().apply(program)
+        for node in (node for region in result.program.regions for node in region.nodes()):
+            if "attention" in node.name:
+                node.meta[KEEP] = node.meta[KEEP_STATE] = True
+        return result
+
+
+def test_a_product_is_not_run_for_its_input_which_lies_in_a_kept_value() -> None:
+    """On a CPU attention's result is laid out so that the reshape after it is a view; captured, it is a copy."""
+    plain, small = stacks(KeepAttention(), attends)
+    assert_same(step(plain, hidden()), step(small, hidden()))
+    loss = forward(small, hidden())
+    with FlopCounterMode(display=False) as counter:
+        loss.backward()
+    ran = counter.get_flop_counts()["Global"]
+    product = 2 * BATCH * LENGTH * WIDTH * WIDTH
+    assert ran[torch.ops.aten.addmm] == 2 * product  # `up` of both blocks, for attention's backward
