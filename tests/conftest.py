@@ -1,4 +1,4 @@
-"""What holds for every test: no network, no colour, laws that give the same examples on every run."""
+"""What holds for every test: one thread, no network, no colour, laws that give the same examples on every run."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from collections import Counter
 import pytest
 from hypothesis import settings
 
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # threads that wait for one another on a busy core take ten times as long
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("NO_COLOR", "1")
 os.environ.pop("FORCE_COLOR", None)
