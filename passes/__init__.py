@@ -8,5 +8,6 @@ from passes.chunk_loss import ChunkLoss as ChunkLoss
 from passes.detach_frozen import DetachFrozen as DetachFrozen
 from passes.mixed_precision import MixedPrecision as MixedPrecision
 from passes.quantize_frozen import QuantizeFrozen as QuantizeFrozen
+from passes.split_gradients import SplitGradients as SplitGradients
 
-__all__ = ["Checkpoint", "ChunkFFN", "ChunkLoss", "DetachFrozen", "MixedPrecision", "QuantizeFrozen"]
+__all__ = ["Checkpoint", "ChunkFFN", "ChunkLoss", "DetachFrozen", "MixedPrecision", "QuantizeFrozen", "SplitGradients"]
