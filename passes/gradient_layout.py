@@ -37,8 +37,9 @@ READING_LAYERS = (
     nn.Tanh, nn.Upsample,
 )  # fmt: skip
 HANDING_ON = frozenset(
-    """add cat clone concat concatenate contiguous dropout flatten getitem movedim own_gradient permute reshape squeeze
-    sub swapaxes transpose unflatten unsqueeze view view_as""".split()  # noqa: SIM905
+    """add bfloat16 cat clone concat concatenate contiguous double dropout flatten float getitem half movedim
+    own_gradient permute reshape squeeze sub swapaxes to transpose type type_as unflatten unsqueeze view
+    view_as""".split()  # noqa: SIM905
 )
 """Functions whose backward may give the gradient on as it lies."""
 HANDING_LAYERS = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.Flatten, nn.Identity, nn.Unflatten)

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from passes.frozen_part import needs_grad
-from passes.nodes import made_bytes, storages
+from passes.nodes import function_name, made_bytes, storages
 
 if TYPE_CHECKING:
     from torch.fx import Node
@@ -89,5 +89,7 @@ def _is_block(node: Node) -> bool:
 
 
 def _has_weights(region: Region, node: Node) -> bool:
-    """Whether a node calls a layer, or a block, with weights."""
-    return node.op == "call_module" and any(True for _ in region.called(node).parameters())
+    """Whether a node calls a layer, or a block, with weights, or the function that stands for one."""
+    if node.op != "call_module":
+        return function_name(node).startswith(("conv", "linear"))
+    return any(True for _ in region.called(node).parameters())

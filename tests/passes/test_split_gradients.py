@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 import rewrite
-from passes import Checkpoint, SplitGradients, own_gradient
+from passes import Checkpoint, MixedPrecision, SplitGradients, own_gradient
 from passes.gradient_layout import HANDING_LAYERS, READING_LAYERS
 from rewrite import pipeline
 from rewrite.memory.allocator import allocated_peak_bytes
@@ -113,6 +113,15 @@ def test_what_waits_twice_is_added_up_in_the_same_order() -> None:
     (change,) = rewrite.report(small).changes
     assert "gradients of 2 of 4 parts" in change.summary
     assert_same(model, small, pixels())
+
+
+def test_in_half_precision_as_without_copies() -> None:
+    """Its layers are functions of cast weights in the graph by then."""
+    model, half = Joined(nn.SiLU()), MixedPrecision("O2", dtype="bf16")
+    plain = rewrite.optimize(model, [half], example_inputs=pixels())
+    small = split(model, pixels(), half)
+    assert any("are copies" in change.summary for change in rewrite.report(small).changes)
+    assert_same(plain, small, pixels())
 
 
 @pytest.mark.parametrize("batch", [1, 3])
