@@ -5,7 +5,8 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Sequence
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -13,6 +14,7 @@ from torch import nn
 
 import rewrite
 from passes import Checkpoint, MixedPrecision
+from rewrite import Change, Numerics, Pass, PassResult, Program
 from rewrite.errors import InputError, PassError, VerifyError
 from tests.bisect.models import hot_bert, hot_stack
 from tests.passes.models import Model, tokens
@@ -127,9 +129,27 @@ def test_weights_held_in_half_are_out_of_reach_of_the_option() -> None:
     assert "a level that holds them in fp32" in error.value.next_step
 
 
+@dataclass(frozen=True)
+class Nudge(Pass):
+    """Scales what the last norm gives by a little: no precision undoes that."""
+
+    name: ClassVar[str] = "nudge"
+    numerics: ClassVar[Numerics] = Numerics.REASSOCIATED
+
+    def apply(self, program: Program) -> PassResult:
+        region = program.regions[-1]
+        norm = next(node for node in region.nodes() if node.name.endswith("norm"))
+        with region.graph.inserting_after(norm):
+            nudged = region.graph.call_function(torch.mul, (norm, 1.0001))
+        nudged.meta.update(norm.meta)
+        norm.replace_all_uses_with(nudged, delete_user_cb=lambda user: user is not nudged)
+        return PassResult(program, True, (Change(region.path, "nudged", region.instances, (norm.name,)),))
+
+
 def test_other_changes_of_numbers_can_be_out_of_reach() -> None:
+    model, inputs = hot_stack(())
     with pytest.raises(VerifyError, match=r"with every operator in fp32 .* allowed") as error:
-        rewrite.bisect(*call_with("mixed-precision,chunk-ffn{chunks=5}"), tolerance=1e-12)
+        rewrite.bisect(model, [MixedPrecision(), Nudge()], inputs, tolerance=1e-12)
     assert "larger tolerance" in error.value.next_step
 
 

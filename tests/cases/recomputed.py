@@ -22,7 +22,7 @@ def planned_between(model: nn.Module, inputs: Any) -> str:
     highest = rewrite.estimate(model, inputs).peak_bytes
     lowest = rewrite.estimate(rewrite.optimize(model, "checkpoint", example_inputs=inputs), inputs).peak_bytes
     assert lowest < highest
-    return f"checkpoint{{budget={(highest + 3 * lowest) // 4}}}"
+    return f"checkpoint{{budget={(highest + 9 * lowest) // 10}}}"
 
 
 def recomputed(model: nn.Module) -> set[str]:
