@@ -9,9 +9,11 @@ import torch
 from torch import nn
 
 from rewrite import calls
+from rewrite.capture.snapshot import Snapshot
 from rewrite.capture.structure import PRIMITIVES, Structure, flags, has_hooks, members
 
-BOOK_KEEPING = frozenset(vars(nn.Module())) | {"forward", "train", "_replicate_for_data_parallel"}
+TORCHS = frozenset(vars(nn.Module()))
+BOOK_KEEPING = TORCHS | {"forward", "train", "_replicate_for_data_parallel"}
 MAX_ITEMS = 64
 """Longer lists and dicts of a module are taken to be data, not options."""
 
@@ -35,6 +37,10 @@ class Attributes:
             self.containers.append((table, name))
         elif not isinstance(value, (nn.Module, type)) and not callable(value) and hasattr(value, "__dict__"):
             self.options.setdefault(id(value), vars(value))
+
+    def held(self) -> list[Any]:
+        """The containers and options whose content counts."""
+        return [*(table.get(name) for table, name in self.containers), *self.options.values()]
 
     def state(self) -> Hashable:
         """Their values as they are now; of tensors, which they are."""
@@ -70,6 +76,8 @@ class Watch:
                 if name not in BOOK_KEEPING:
                     differs = (below.get(id(member), ""), name) in hidden
                     (self.own if differs else self.shared).add(vars(member), name, value)
+        self.last: tuple[Snapshot, Hashable] | None = None
+        """The state that was read last, and what it was read from."""
 
     def is_current(self) -> bool:
         """Whether the members still hold the modules they held, and no other attributes than they had."""
@@ -78,8 +86,17 @@ class Watch:
             for table, then in self.children
         )
 
+    def last_state(self) -> Hashable | None:
+        """The last state, if nothing it was read from has changed, and the watch is current; otherwise None."""
+        return self.last[1] if self.last is not None and self.last[0].holds() else None
+
     def state(self) -> Hashable:
         """Equal for two calls that one graph may serve."""
+        snapshot = Snapshot(self.members, self.below, TORCHS - {"training"}, self.shared.held())
+        self.last = snapshot, self._state()
+        return self.last[1]
+
+    def _state(self) -> Hashable:
         return (
             flags(self.members),
             tuple([index for index, inner in enumerate(self.below) if has_hooks(inner)]),

@@ -82,6 +82,9 @@ class RegionForward:
 
     def flags(self) -> Hashable:
         """As `Rewriting.region_flags`, with what to look at found once."""
+        last = None if self.watch is None else self.watch.last_state()
+        if last is not None:
+            return last
         if self.watch is None or not self.watch.is_current():
             self.watch = self.rewriting.watch(self.module, self.path)
         return self.watch.state()

@@ -8,7 +8,6 @@ already, and each value goes at its last use.
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Sequence
 from typing import Any
 
@@ -20,6 +19,7 @@ from rewrite.errors import RecomputeError
 from rewrite.gate import GATE
 from rewrite.recompute import dropout
 from rewrite.recompute.buffers import copied_buffers
+from rewrite.recompute.course import Ask, Course, Special, Tokens
 from rewrite.recompute.plan import Place, Plan, Step
 from rewrite.recompute.replay import as_surrounded, random_state, replayed, surroundings
 from rewrite.recompute.tensors import detached, is_plain, is_weight, leaf_of, never, version_of
@@ -51,7 +51,7 @@ def run_planned(plan: Plan, module: nn.Module, inputs: Sequence[Any]) -> tuple[A
 class Token:
     """What autograd holds for one saved tensor."""
 
-    __slots__ = ("geometry", "number", "part", "run", "siblings", "sources", "tensor", "version", "wanted")
+    __slots__ = ("geometry", "index", "number", "part", "run", "sources", "tensor", "version", "wanted")
 
     def __init__(self, run: Run, number: int, tensor: Any, version: int) -> None:
         self.run = run
@@ -66,17 +66,17 @@ class Token:
         self.part = WHOLE
         self.geometry: tuple[Any, Any, Any] | None = None
         """Size, stride and offset, where they are not the value's."""
-        self.sources: dict[Place, Any] = {}
+        self.index = 0
+        """Its place among the tokens of the run that are not kept."""
+        self.sources: tuple[Any, ...] = ()
         """What it can be had from. Held here, so that it goes with the last token that may need it."""
-        self.siblings: tuple[Place, ...] = ()
-        """The values that are to be computed with it, for they are asked for next: those its node saved too."""
 
 
 def unpack(token: Token) -> torch.Tensor:
     """The tensor a token stands for."""
     kept = token.tensor
     if kept is None:
-        return token.run.state(token) if token.wanted < 0 else token.run.value(token)
+        return token.run.cashed(token)
     if type(kept) is dropout.Mask:
         return kept.expand()
     if version_of(kept) != token.version:
@@ -114,15 +114,13 @@ class Run:
         self.need_grad: dict[Place, bool] = {}
         self.dropped_state: dict[Place, tuple[int, list[int]]] = {}
         """Nodes whose operator's own tensors were dropped: how many tensors it saved, and which of them those were."""
-        self.wanted: tuple[Place, ...] = ()
+        self.course: Course
+        """What backwards do, known when the forward is through."""
         # During a backward.
-        self.left: dict[Place, int] | None = None
-        """Uses of each value still to come."""
-        self.fresh: set[Place] = set()
-        """Values to be released that have not been computed yet."""
-        self.asked = 0
+        self.before: Ask | None = None
+        """What was asked for last."""
         self.values: dict[Place, Any] = {}
-        self.states: dict[Place, dict[int, torch.Tensor]] = {}
+        """Values that are there, and by `~place` what operators saved for themselves, by number."""
         for place, value in enumerate(inputs):
             self.hold(place, value)
 
@@ -189,26 +187,21 @@ class Run:
 
     def finish(self) -> None:
         """The forward is through: tokens hold what they can be had from."""
-        shared: dict[Place, dict[Place, Any]] = {}
-        for token in self.tokens:
-            if token.wanted not in shared:
-                there = [source for source in self.plan.sources(token.wanted) if source in self.sources]
-                shared[token.wanted] = {source: self.sources[source] for source in there}
-            token.sources = shared[token.wanted]
-        if self.plan.released:
-            self._join()
-        self.wanted = tuple(token.wanted for token in self.tokens)
-        tensors = ((place, value) for place, value in self.sources.items() if isinstance(value, torch.Tensor))
-        self.versions = {place: version_of(value) for place, value in tensors}
-
-    def _join(self) -> None:
-        """Have what a node saved computed together, so that a released value is made once for all of it."""
-        for start, end in itertools.pairwise([0, *self.ends]):
-            group = [token for token in self.tokens[start:end] if token.wanted >= 0]
-            siblings = tuple(token.wanted for token in group)
-            sources = {place: source for token in group for place, source in token.sources.items()}
-            for token in group:
-                token.siblings, token.sources = siblings, sources
+        sources = self.sources
+        self.course = course = self.plan.course(
+            Tokens(
+                tuple([token.wanted for token in self.tokens]),
+                tuple([token.number for token in self.tokens]),
+                tuple(self.ends),
+                tuple(sources),
+                tuple([(place, tuple(numbers)) for place, (_, numbers) in self.dropped_state.items()]),
+            )
+        )
+        groups = [tuple([sources[name] for name in names]) for names in course.names]
+        for index, (token, group) in enumerate(zip(self.tokens, course.groups, strict=True)):
+            token.index, token.sources = index, groups[group]
+        tensors = ((place, value) for place, value in sources.items() if isinstance(value, torch.Tensor))
+        self.versions = {place: value._version for place, value in tensors if not value.is_inference()}
 
     def forget(self) -> None:
         """Hold nothing any more but what tokens hold."""
@@ -284,88 +277,61 @@ class Run:
 
     # What the backward asks for.
 
-    def value(self, token: Token) -> torch.Tensor:
-        """The tensor of a token that stands for a value of the segment."""
-        left = self._ask()
-        value = self.values.get(token.wanted)
-        if value is None:
-            value = self._recompute((token.wanted, *token.siblings), token.sources, left)
-        self._used(token.wanted, left)
+    def cashed(self, token: Token) -> torch.Tensor:
+        """The tensor of a token that is not kept."""
+        before = self.before
+        if before is None or not before.to_come:
+            before = self._started()
+        ask = before.next.get(token.index) or self.course.ask(before, token.index)
+        self.before = None  # an error ends the backward: what asks after it starts anew
+        values, place = self.values, token.wanted
+        if ask.actions:
+            self._recompute(ask, token.sources)
+        self.before = ask
+        if place < 0:
+            own: torch.Tensor = values[place].pop(token.number)
+            if ask.last:
+                del values[place]
+            return own
+        value = values.pop(place) if ask.last else values[place]
         tensor: torch.Tensor = value if token.part == WHOLE else value[token.part]
         return tensor if token.geometry is None else tensor.as_strided(*token.geometry)
 
-    def state(self, token: Token) -> torch.Tensor:
-        """The tensor of a token that stands for what an operator made for itself."""
-        left = self._ask()
-        place = ~token.wanted
-        if token.number not in self.states.get(place, ()):
-            left[token.wanted] = max(1, left.get(token.wanted, 0))
-            self._recompute((place,), token.sources, left)
-        tensor = self.states[place].pop(token.number)
-        self._used(token.wanted, left)
-        return tensor
+    def _started(self) -> Ask:
+        """A new backward."""
+        with GATE:
+            self.weights.check(self.plan.path, self.module, self.course.owners)
+        self.values = {}
+        return self.course.start
 
-    def _ask(self) -> dict[Place, int]:
-        """The uses still to come; after the last token of a backward, a new count starts."""
-        if self.left is None or self.asked == len(self.wanted):
-            with GATE:
-                self.weights.check(self.plan.path, self.module, self.plan.owners_for(self.wanted)(self.module))
-            self.values, self.states, self.asked = {}, {}, 0
-            self.left = dict(self.plan.uses(self.wanted))
-            self.fresh = set(self.plan.released)
-        self.asked += 1
-        return self.left
-
-    def _used(self, place: Place, left: dict[Place, int]) -> None:
-        left[place] = left.get(place, 0) - 1
-        if left[place] <= 0:
-            self.values.pop(place, None)
-
-    def _recompute(self, wanted: tuple[Place, ...], sources: dict[Place, Any], left: dict[Place, int]) -> Any:
-        """The value of the first node in `wanted`. It and the others of it that are not there and have uses to come
-        are run again, after those whose value they need."""
-        steps, values, fresh = self.plan.steps, self.values, self.fresh
-        order = {wanted[0], *(place for place in wanted[1:] if place not in values and left.get(place, 0) > 0)}
-        last = dict[Place, Place]()
-        todo = [*order]
-        while todo:
-            place = todo.pop()
-            for source in steps[place].inputs:
-                last[source] = max(place, last.get(source, 0))
-                if source not in values and source not in order and source not in sources:
-                    order.add(source)
-                    todo.append(source)
+    def _recompute(self, ask: Ask, sources: tuple[Any, ...]) -> None:
+        """Run the nodes of an ask, and hold their values as long as they are needed."""
+        values, module, versions = self.values, self.module, self.versions
         with GATE, as_surrounded(self.surroundings):
-            for place in sorted(order):
-                step = steps[place]
-                given = [values[each] if each in values else self._source(each, sources) for each in step.inputs]
-                if step.plain and place not in self.dropped_state:
-                    values[place] = step.function(self.module, *given)
+            for place, index in ask.loads:
+                value = values[place] = sources[index]
+                if place in versions and value._version != versions[place]:
+                    raise changed(self.plan.path, "a value it starts from was changed in place")
+            for place, function, reads, gone, special in ask.actions:
+                given = [values[each] for each in reads]
+                if special is None:
+                    values[place] = function(module, *given)
                 else:
-                    values[place] = self._again(place, step, given, sources.get(~place), left)
-                for source in step.inputs:
-                    left[source] = remaining = left.get(source, 0) - 1
-                    over = remaining <= 0 or (source in fresh and source not in wanted)
-                    if over and last[source] == place:
-                        values.pop(source, None)
-        fresh -= order
-        first = wanted[0]
-        return values.pop(first) if left.get(first, 0) <= 0 else values[first]
+                    seed = None if special.seed is None else sources[special.seed]
+                    values[place] = self._again(place, special, given, seed)
+                del given
+                for each in gone:
+                    del values[each]
 
-    def _source(self, place: Place, sources: dict[Place, Any]) -> Any:
-        value = sources[place]
-        if place in self.versions and self.versions[place] != version_of(value):
-            raise changed(self.plan.path, "a value it starts from was changed in place")
-        return value
-
-    def _again(self, place: Place, step: Step, given: list[Any], seed: Any, left: dict[Place, int]) -> Any:
+    def _again(self, place: Place, special: Special, given: list[Any], seed: Any) -> Any:
         """The value of a node once more, and what its operator saves for itself if that was dropped."""
+        step = special.step
         if type(seed) is dropout.Mask:
-            return given[0] * seed.expand()
+            return seed.applied(given[0])
 
         def run() -> Any:
             with copied_buffers(self.module, step.buffers):
-                if place in self.dropped_state and left.get(~place, 0) > 0:
+                if special.captures:
                     return self._captured(place, step, given)
                 return step.function(self.module, *given)
 
@@ -389,5 +355,5 @@ class Run:
                 f"an operator saved {count} tensors for its backward, and {len(saved)} when it was run again",
                 "leave this module out of Checkpoint (select=), and report the model",
             )
-        self.states[place] = {number: saved[number] for number in numbers}
+        self.values[~place] = {number: saved[number] for number in numbers}
         return result

@@ -21,6 +21,10 @@ class Mask:
         passed = self.passed.view(torch.uint8)  # whose conversion a CPU vectorizes, which that of bool it does not
         return passed.to(self.dtype).div_(1 - self.probability)
 
+    def applied(self, value: torch.Tensor) -> torch.Tensor:
+        """The dropout of `value`."""
+        return self.expand().mul_(value)  # where the factors are: a new tensor costs a CPU more than the product
+
 
 def draws_a_mask(value: torch.Tensor, probability: float, training: bool) -> bool:
     """Whether torch's dropout of `value` multiplies by a mask of its dtype (CPU, ATen/native/Dropout.cpp)."""

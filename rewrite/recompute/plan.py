@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
+from rewrite.recompute.course import Course, Tokens
 from rewrite.recompute.unchanged import Owners, owners_at
 
 Place = int
@@ -68,6 +69,7 @@ class Plan:
     _sources: dict[Place, tuple[Place, ...]] = field(default_factory=dict, compare=False, repr=False)
     _uses: dict[Any, dict[Place, int]] = field(default_factory=dict, compare=False, repr=False)
     _owners: dict[Any, Owners] = field(default_factory=dict, compare=False, repr=False)
+    _courses: dict[Tokens, Course] = field(default_factory=dict, compare=False, repr=False)
 
     def __post_init__(self) -> None:
         dropped = frozenset(self.steps) - self.kept
@@ -104,6 +106,13 @@ class Plan:
         if found is None:
             paths = dict.fromkeys(path for place in self.needed(wanted) for path in self.steps[place].owners)
             found = self._owners[wanted] = owners_at(tuple(paths))
+        return found
+
+    def course(self, tokens: Tokens) -> Course:
+        """The backwards that may follow a forward which left `tokens`."""
+        found = self._courses.get(tokens)
+        if found is None:
+            found = self._courses[tokens] = Course(self, tokens)
         return found
 
     def needed(self, wanted: Iterable[Place]) -> set[Place]:

@@ -31,28 +31,39 @@ def owners_at(paths: tuple[str, ...]) -> Owners:
     return owners
 
 
+_version = operator.attrgetter("_version")
+_get = dict.get
+
+
 class Weights:
     """The parameters and buffers of some modules, as they are now."""
 
-    __slots__ = ("held",)
+    __slots__ = ("names", "tables", "tensors", "versions")
 
     def __init__(self, owners: tuple[nn.Module, ...], written: Sequence[torch.Tensor] = ()) -> None:
         """`written` are buffers that the forward itself changes."""
         own = set(map(id, written))
-        self.held = [
-            (table, name, tensor, tensor._version)
+        held = [
+            (table, name, tensor)
             for table in _tables(owners)
             for name, tensor in table.items()
             if tensor is not None and id(tensor) not in own and not tensor.is_inference()
         ]
+        self.tables = [table for table, _, _ in held]
+        self.names = [name for _, name, _ in held]
+        self.tensors = [tensor for _, _, tensor in held]
+        self.versions = [*map(_version, self.tensors)]
 
-    def check(self, path: str, module: nn.Module, owners: tuple[nn.Module, ...]) -> None:
-        """Raise RecomputeError if one of `owners` was changed in place or replaced since.
+    def check(self, path: str, module: nn.Module, owners: Owners) -> None:
+        """Raise RecomputeError if one that `owners` of `module` has was changed in place or replaced since.
 
         `module` is the region's at `path`. What other modules own may change: an optimizer may step in the backward.
         """
-        read = {id(table) for table in _tables(owners)}
-        for table, name, tensor, version in self.held:
+        found = [*map(_get, self.tables, self.names)]
+        if all(map(operator.is_, found, self.tensors)) and [*map(_version, self.tensors)] == self.versions:
+            return
+        read = {id(table) for table in _tables(owners(module))}
+        for table, name, tensor, version in zip(self.tables, self.names, self.tensors, self.versions, strict=True):
             if id(table) not in read:
                 continue
             found = table.get(name)

@@ -87,7 +87,7 @@ class _Run:
                 returned = self.segment.forward(self.module, *given)
             self.kept = [_detached(value) for value in returned[self.segment.results :]]
             return returned[: self.segment.results]
-        self.weights.check(self.segment.path, self.module, self.segment.owners(self.module))
+        self.weights.check(self.segment.path, self.module, self.segment.owners)
         self._check_inputs()
         given = list(inputs)
         for place, original in self.originals.items():
