@@ -22,7 +22,7 @@ from rewrite.recompute.buffers import copied_buffers
 from rewrite.recompute.course import Ask, Course, Special, Tokens
 from rewrite.recompute.plan import Place, Plan, Step
 from rewrite.recompute.replay import as_surrounded, random_state, replayed, surroundings
-from rewrite.recompute.tensors import detached, is_plain, is_weight, leaf_of, never, version_of
+from rewrite.recompute.tensors import detached, is_plain, is_weight, leaf_of, never
 from rewrite.recompute.unchanged import Weights, changed
 
 LARGE_STATE = 16
@@ -48,19 +48,22 @@ def run_planned(plan: Plan, module: nn.Module, inputs: Sequence[Any]) -> tuple[A
     return results
 
 
+Kept = tuple[torch.Tensor, int, Plan]
+"""What autograd holds for a tensor that is kept: it, how often it had been written when it was saved (of what goes
+through hooks autograd does not check that), and the plan it was kept by."""
+
+
 class Token:
-    """What autograd holds for one saved tensor."""
+    """What autograd holds for a tensor that an operator of the segment made."""
 
-    __slots__ = ("geometry", "index", "number", "part", "run", "sources", "tensor", "version", "wanted")
+    __slots__ = ("geometry", "index", "kept", "number", "part", "run", "sources", "wanted")
 
-    def __init__(self, run: Run, number: int, tensor: Any, version: int) -> None:
+    def __init__(self, run: Run, number: int, kept: Kept | None) -> None:
         self.run = run
         self.number = number
         """Which of the tensors saved by its operator this is."""
-        self.tensor = tensor
-        """The tensor, or its `dropout.Mask`, if it is kept."""
-        self.version = version
-        """How often the tensor had been written when it was saved: autograd does not check what goes through hooks."""
+        self.kept: Kept | dropout.Mask | None = kept
+        """The tensor, or the mask it is made from, unless it is to be computed again."""
         self.wanted: Place = 0
         """The value it is a view of; `~place` for what the operator of a node made for itself."""
         self.part = WHOLE
@@ -72,16 +75,21 @@ class Token:
         """What it can be had from. Held here, so that it goes with the last token that may need it."""
 
 
-def unpack(token: Token) -> torch.Tensor:
-    """The tensor a token stands for."""
-    kept = token.tensor
-    if kept is None:
-        return token.run.cashed(token)
-    if type(kept) is dropout.Mask:
-        return kept.expand()
-    if version_of(kept) != token.version:
-        raise changed(token.run.plan.path, "a tensor that was saved for the backward was changed in place")
-    return kept  # type: ignore[no-any-return]
+def unpack(held: Token | Kept) -> torch.Tensor:
+    """The tensor that is held, or that a token stands for."""
+    if type(held) is tuple:
+        kept = held
+    else:
+        token: Token = held  # type: ignore[assignment]
+        if token.kept is None:
+            return token.run.cashed(token)
+        if type(token.kept) is dropout.Mask:
+            return token.kept.expand()
+        kept = token.kept  # type: ignore[assignment]
+    tensor, version, plan = kept
+    if tensor._version != version:
+        raise changed(plan.path, "a tensor that was saved for the backward was changed in place")
+    return tensor
 
 
 class Run:
@@ -97,7 +105,7 @@ class Run:
         # During the forward.
         self.live: dict[int, tuple[Place, int, torch.Tensor]] = {}
         """Storage -> the value in it, by place and part. Holding it, so that the storage stays its own."""
-        self.storages: dict[Place, list[int]] = {}
+        self.storages: dict[Place, tuple[int, ...]] = {}
         self.holders: dict[int, int] = {}
         """Storage -> how many values lie in it: what is a view is for the kernels to say, not for the capture."""
         self.saved = 0
@@ -156,8 +164,10 @@ class Run:
         """The forward will not use these values again."""
         for place in places:
             for storage in self.storages.pop(place, ()):
-                self.holders[storage] -= 1
-                if not self.holders[storage]:
+                others = self.holders[storage] - 1
+                if others:
+                    self.holders[storage] = others
+                else:
                     del self.live[storage], self.holders[storage]
 
     def draws(self, place: Place) -> None:
@@ -176,9 +186,9 @@ class Run:
         mask = self.sources[~place] = dropout.mask_of(factors, p)
         storage = factors.untyped_storage()._cdata
         for token in self.pending:
-            if token.tensor.untyped_storage()._cdata == storage:
-                token.tensor = mask
-        self.pending = [token for token in self.pending if token.tensor is not mask]
+            if _tensor_of(token).untyped_storage()._cdata == storage:
+                token.kept = mask
+        self.pending = [token for token in self.pending if token.kept is not mask]
         return result
 
     def dropout_module(self, place: Place, module: nn.Dropout, value: torch.Tensor) -> Any:
@@ -209,7 +219,7 @@ class Run:
         self.tokens, self.pending, self.ends = [], [], []
 
     def _know(self, place: Place, value: Any) -> None:
-        if isinstance(value, torch.Tensor):
+        if type(value) is torch.Tensor or isinstance(value, torch.Tensor):  # the metaclass of classes takes its time
             self._know_part(place, WHOLE, value)
         elif isinstance(value, (tuple, list)):
             for part, item in enumerate(value):
@@ -221,39 +231,46 @@ class Run:
             return
         self.need_grad[place] = value.requires_grad
         storage = value.untyped_storage()._cdata
-        if storage not in self.live:
+        if storage in self.live:
+            self.holders[storage] += 1
+        else:
             self.live[storage] = (place, part, value)
-        self.storages.setdefault(place, []).append(storage)
-        self.holders[storage] = self.holders.get(storage, 0) + 1
+            self.holders[storage] = 1
+        if place in self.storages:
+            self.storages[place] = (*self.storages[place], storage)
+        else:
+            self.storages[place] = (storage,)
 
     # What autograd saves.
 
-    def pack(self, tensor: torch.Tensor) -> Token:
+    def pack(self, tensor: torch.Tensor) -> Token | Kept:
         """What autograd is to hold for a tensor that an operator saves."""
         number = self.saved
         self.saved = number + 1
         if is_weight(tensor):
-            return Token(self, number, tensor, tensor._version)
+            return (tensor, tensor._version, self.plan)
         known = self.live.get(tensor.untyped_storage()._cdata, _UNKNOWN) if is_plain(tensor) else _APART
         if known[0] in self.dropped:
-            token = Token(self, number, None, 0)
+            token = Token(self, number, None)
             if self._points(token, *known, tensor):
                 return token
         # An operator's own result would hold, through its graph, its token: what is kept is kept without its graph.
-        token = Token(self, number, tensor.detach(), tensor._version)
-        if known is _UNKNOWN:
-            self.pending.append(token)
+        kept = (tensor.detach(), tensor._version, self.plan)
+        if known is not _UNKNOWN:
+            return kept
+        token = Token(self, number, kept)
+        self.pending.append(token)
         return token
 
     def _points(self, token: Token, place: Place, part: int, value: torch.Tensor, tensor: torch.Tensor) -> bool:
-        """Have the token stand for `tensor`, a view of `value`; False if it cannot."""
+        """Have the token stand for `tensor`, which lies in the storage of `value`; False if it cannot."""
         if tensor is not value:
             if tensor.dtype != value.dtype or tensor.is_conj() != value.is_conj() or tensor.is_neg() != value.is_neg():
                 return False
             geometry = (tensor.size(), tensor.stride(), tensor.storage_offset())
             if geometry != (value.size(), value.stride(), value.storage_offset()):
                 token.geometry = geometry
-        token.wanted, token.part, token.tensor = place, part, None
+        token.wanted, token.part, token.kept = place, part, None
         self.tokens.append(token)
         return True
 
@@ -264,13 +281,14 @@ class Run:
         results = {item.untyped_storage()._cdata: (part, item) for part, item in tensors}
         limit = sum(item.untyped_storage().nbytes() for _, item in tensors) // LARGE_STATE
         for token in self.pending:
-            own = token.tensor.untyped_storage()
+            tensor = _tensor_of(token)
+            own = tensor.untyped_storage()
             if own._cdata in results:
                 if place in self.dropped:
                     part, item = results[own._cdata]
-                    self._points(token, place, part, item, token.tensor)
+                    self._points(token, place, part, item, tensor)
             elif place not in self.plan.kept_state and own.nbytes() > limit:
-                token.wanted, token.tensor = ~place, None
+                token.wanted, token.kept = ~place, None
                 self.tokens.append(token)
                 self.dropped_state.setdefault(place, (self.saved, []))[1].append(token.number)
         self.pending = []
@@ -357,3 +375,8 @@ class Run:
             )
         self.values[~place] = {number: saved[number] for number in numbers}
         return result
+
+
+def _tensor_of(token: Token) -> torch.Tensor:
+    """What a token holds that is not settled."""
+    return token.kept[0]  # type: ignore[index]

@@ -11,9 +11,12 @@ from torch._subclasses.fake_tensor import FakeTensor
 
 def is_weight(tensor: torch.Tensor) -> bool:
     """Whether it is a parameter, or a view of one: there anyway."""
+    kind = type(tensor)
+    if kind is nn.Parameter:
+        return True
     base = tensor._base
-    if type(tensor) is torch.Tensor:
-        return base is not None and (type(base) is nn.Parameter or isinstance(base, nn.Parameter))
+    if kind is torch.Tensor and (base is None or type(base) is torch.Tensor):
+        return False
     return isinstance(tensor, nn.Parameter) or isinstance(base, nn.Parameter)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -17,22 +17,13 @@ Owners = Callable[[nn.Module], tuple[nn.Module, ...]]
 
 def owners_at(paths: tuple[str, ...]) -> Owners:
     """A function from a module to those at `paths` below it; "" for itself."""
-    below = [path for path in paths if path]
-    own = ("" in paths,)
-    if not below:
-        return lambda module: (module,) if own[0] else ()
-    read = operator.attrgetter(*below)
-
-    def owners(module: nn.Module) -> tuple[nn.Module, ...]:
-        found = read(module)
-        found = found if len(below) > 1 else (found,)
-        return (module, *found) if own[0] else tuple(found)
-
+    # Through the tables: the attribute lookup of modules is Python's.
+    found = [f"module{''.join(f'._modules[{name!r}]' for name in path.split('.') if name)}" for path in paths]
+    owners: Owners = eval(f"lambda module: ({''.join(f'{each}, ' for each in found)})", {})
     return owners
 
 
 _version = operator.attrgetter("_version")
-_get = dict.get
 
 
 class Weights:
@@ -59,8 +50,8 @@ class Weights:
 
         `module` is the region's at `path`. What other modules own may change: an optimizer may step in the backward.
         """
-        found = [*map(_get, self.tables, self.names)]
-        if all(map(operator.is_, found, self.tensors)) and [*map(_version, self.tensors)] == self.versions:
+        there = [table.get(name) for table, name in zip(self.tables, self.names, strict=True)]
+        if all(map(operator.is_, there, self.tensors)) and [*map(_version, self.tensors)] == self.versions:
             return
         read = {id(table) for table in _tables(owners(module))}
         for table, name, tensor, version in zip(self.tables, self.names, self.tensors, self.versions, strict=True):
@@ -80,13 +71,9 @@ def _named(module: nn.Module, table: Mapping[str, Any], name: str, tensor: torch
     return f"{kind} {'.'.join(filter(None, (next(owners, ''), name)))!r}"
 
 
-def _tables(owners: tuple[nn.Module, ...]) -> Iterator[Mapping[str, torch.Tensor | None]]:
-    for owner in owners:
-        for each in owner.modules() if owner._modules else (owner,):
-            if each._parameters:
-                yield each._parameters
-            if each._buffers:
-                yield each._buffers
+def _tables(owners: tuple[nn.Module, ...]) -> list[Mapping[str, torch.Tensor | None]]:
+    modules = [each for owner in owners for each in (owner.modules() if owner._modules else (owner,))]
+    return [table for each in modules for table in (each._parameters, each._buffers) if table]
 
 
 def changed(path: str, what: str) -> RecomputeError:
