@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import weakref
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -46,15 +46,18 @@ class Footprint:
     """The operators of forward and backward."""
 
 
-def measure(kind: Kind, point: Point | None, stage: Stage) -> Footprint:
-    """The footprint of pieces of this kind that keep what `point` says, or run as they are for None."""
+def measure(kind: Kind, point: Point | None, stage: Stage, accumulating: Iterable[str] = ()) -> Footprint:
+    """The footprint of pieces of this kind that keep what `point` says, or run as they are for None.
+
+    Parameters of the kind's module at the paths in `accumulating` have a gradient when the backward begins.
+    """
     graph = copy_graph(kind.graph)
     if point is not None:
         once = {node.name for node in graph.nodes if node.meta.get(ONCE)}
         tag(graph.nodes, {node.name for node in graph.nodes}, point, 0, once)
     region = Region("", ("",), type(kind.module).__name__, graph, written_buffers=_written(kind))
     run = _Run(kind, compile_graph(fold_segments(region), "piece"), stage)
-    footprint = run.footprint()
+    footprint = run.footprint([kind.module.get_parameter(path) for path in accumulating])
     return footprint if point is None else replace(footprint, seconds=point.seconds)
 
 
@@ -103,12 +106,16 @@ class _Run:
         self.tracker: Tracker = stage.tracker(self.tally)
         self.gradients: dict[int, int] = {}
 
-    def footprint(self) -> Footprint:
+    def footprint(self, accumulating: Sequence[torch.Tensor]) -> Footprint:
         parameters = [each for each in self.kind.module.parameters() if each.requires_grad]
+        for each in accumulating:
+            each.grad = torch.empty_like(each)
         given = [_fresh(value) for value in self.kind.inputs]
         watched = [weakref.ref(tensor.untyped_storage()) for tensor in value_tensors(given)]
         self._watch_gradients(value_tensors(given))
-        outside = self._outside([*self.kind.module.parameters(), *self.kind.module.buffers(), *value_tensors(given)])
+        gradients_there = [each.grad for each in accumulating if each.grad is not None]
+        module = self.kind.module
+        outside = self._outside([*module.parameters(), *module.buffers(), *gradients_there, *value_tensors(given)])
         with torch.enable_grad(), self.tracker:
             returned = self.function(self.kind.module, *given)
             tensors = value_tensors(list(returned))

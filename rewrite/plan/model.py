@@ -43,6 +43,20 @@ class Known:
     plain: dict[str, Footprint] = field(default_factory=dict)
     """Of pieces that run as they are."""
     options: dict[str, Options] = field(default_factory=dict)
+    accumulating: dict[tuple[str, tuple[str, ...]], Options] = field(default_factory=dict)
+    """The same of pieces some of whose parameters have gradients from later pieces when their backward begins."""
+
+    def options_of(self, kind: Kind, accumulating: tuple[str, ...], stage: Stage) -> Options:
+        """What pieces of this kind can keep: the same points whether their parameters have gradients or not."""
+        found = self.options[kind.key]
+        if not accumulating or kind.profile is None:
+            return found
+        key = (kind.key, accumulating)
+        if key not in self.accumulating:
+            again = [measure(kind, point, stage, accumulating) for point in found.points]
+            priced = [replace(each, seconds=one.seconds) for each, one in zip(again, found.footprints, strict=True)]
+            self.accumulating[key] = replace(found, footprints=tuple(priced))
+        return self.accumulating[key]
 
     def plain_footprint(self, kind: Kind, stage: Stage) -> Footprint:
         """What a piece of this kind takes as it is."""
@@ -123,12 +137,14 @@ def plan_models(
         new = [_calibrated(kind) for kind in new]
     with staged(root, device) as stage:
         known.options.update({kind.key: _options(kind, stage, rates, known) for kind in new})
-        gradients = [_gradients_left(found, root) for found in outlines]
-    return [_model(found, known, before, left) for found, left in zip(outlines, gradients, strict=True)]
+        return [_model(found, known, root, before, stage) for found in outlines]
 
 
-def _model(found: Outline, known: Known, before: Estimate, gradients: tuple[int, ...]) -> PlanModel:
-    options = tuple(known.options[piece.kind.key] for piece in found.pieces)
+def _model(found: Outline, known: Known, root: nn.Module, before: Estimate, stage: Stage) -> PlanModel:
+    gradients, accumulating = _gradients_left(found, root)
+    options = tuple(
+        known.options_of(piece.kind, paths, stage) for piece, paths in zip(found.pieces, accumulating, strict=True)
+    )
     constant = sum(before.by_category[category] for category in ALWAYS_THERE)
     chain = Chain(
         _links(found, options),
@@ -202,23 +218,29 @@ def _links(found: Outline, options: Sequence[Options]) -> tuple[Link, ...]:
     return tuple(links)
 
 
-def _gradients_left(found: Outline, root: nn.Module) -> tuple[int, ...]:
-    """For each piece the bytes of the parameter gradients that the pieces after it have made."""
-    left, seen, total = [], set[int](), 0
+def _gradients_left(found: Outline, root: nn.Module) -> tuple[tuple[int, ...], list[tuple[str, ...]]]:
+    """For each piece the bytes of the parameter gradients that the pieces after it have made, and which of its own
+    parameters these are of, by path below its module."""
+    left, accumulating, seen, total = [], [], set[int](), 0
     for piece in reversed(found.pieces):
         left.append(total)
-        for parameter in _parameters(piece, root.get_submodule(piece.instance)):
-            if id(parameter) not in seen and parameter.requires_grad:
+        own = dict(_parameters(piece, root.get_submodule(piece.instance)))
+        accumulating.append(tuple(path for path, parameter in own.items() if id(parameter) in seen))
+        for parameter in own.values():
+            if id(parameter) not in seen:
                 seen.add(id(parameter))
                 total += parameter.numel() * parameter.itemsize
-    return tuple(reversed(left))
+    return tuple(reversed(left)), accumulating[::-1]
 
 
-def _parameters(piece: Piece, module: nn.Module) -> Iterator[nn.Parameter]:
+def _parameters(piece: Piece, module: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
+    """Those that the piece reads and that are trained, by path."""
     for node in piece.kind.graph.nodes:
+        path = str(node.target)
         if node.op == "call_module":
-            yield from module.get_submodule(str(node.target)).parameters()
+            named = module.get_submodule(path).named_parameters(path)
+            yield from ((name, parameter) for name, parameter in named if parameter.requires_grad)
         elif node.op == "get_attr":
-            found = operator.attrgetter(str(node.target))(module)
-            if getattr(found, "requires_grad", False):
-                yield found
+            found = operator.attrgetter(path)(module)
+            if isinstance(found, nn.Parameter) and found.requires_grad:
+                yield path, found
