@@ -62,6 +62,21 @@ def test_the_blocks_of_real_architectures_keep_what_was_predicted(name: str) -> 
             assert abs(held_bytes(kind, footprint) - point.kept_bytes) <= SMALL_BYTES
 
 
+def test_gradients_that_are_there_are_added_to() -> None:
+    model = Stack(64, 64, width=64)
+    program = rewrite.capture(model, tokens(1, 4))
+    with staged(model) as stage:
+        block = outline(program, stage, PEAK_RATES["cpu"]).pieces[1].kind
+        sizes = {path: 4 * weight.numel() for path, weight in block.module.named_parameters()}
+        first = measure(block, None, stage)
+        later = measure(block, None, stage, sizes)
+        assert all(weight.grad is None for weight in block.module.parameters())
+
+    # The first run's gradients stay, all of them; one at a time of the later run's waits to be added.
+    assert later.kept == first.kept
+    assert first.backward - later.backward > sum(sizes.values()) - 2 * max(sizes.values()) > 0
+
+
 def test_the_backward_runs_again_what_was_chosen_and_nothing_else() -> None:
     model, inputs = Stack(128, 128, 128, width=64), tokens()
     program = rewrite.capture(model, inputs)
