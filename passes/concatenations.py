@@ -11,7 +11,7 @@ import torch
 from passes.callers import Callers
 from passes.fake_values import describe
 from passes.frozen_part import needs_grad
-from passes.gradient_layout import why_layout_matters
+from passes.gradient_layout import joins_channels, why_layout_matters
 from passes.makers import Makers
 from passes.nodes import made_bytes, storages
 from passes.own_gradient import own_gradient
@@ -78,7 +78,7 @@ def _examined(
         part = parts[place]
         if part.target is own_gradient or storages([part]) & held or not makers.waits(region, part, last, node):
             continue
-        culprit = why_layout_matters(callers, region, part)
+        culprit = why_layout_matters(callers, region, part, by_channels=joins_channels(node))
         if culprit:
             reason = (
                 f"part {place} of {told(region, node)} waits in the backward, but {culprit} may add up its gradient in "

@@ -6,12 +6,13 @@ worked out when an order is met for the first time, and from then on looked up.
 
 from __future__ import annotations
 
-import functools
 import itertools
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from rewrite.recompute.unchanged import Owners
+from torch import nn
+
+from rewrite.recompute.unchanged import owners_at
 
 if TYPE_CHECKING:
     from rewrite.recompute.plan import Place, Plan, Step
@@ -63,7 +64,7 @@ def _then_gone(action: Action, place: Place) -> Action:
 class Ask:
     """One token cashed, after those before it."""
 
-    __slots__ = ("actions", "fresh", "last", "left", "loads", "next", "states", "to_come", "values")
+    __slots__ = ("actions", "fresh", "last", "left", "loads", "next", "read", "states", "to_come", "values")
 
     def __init__(self, left: dict[Place, int], fresh: set[Place], values: set[Place], states: dict[Place, set[int]],
                  to_come: int) -> None:  # fmt: skip
@@ -80,9 +81,15 @@ class Ask:
         self.loads: tuple[tuple[Place, int], ...] = ()
         """Values to take from the token's sources first, and where they are there."""
         self.actions: tuple[Action, ...] = ()
+        self.read: tuple[str, ...] = ()
+        """The modules whose parameters the actions read, by path below the segment's."""
         self.last = False
         """Whether what the token stands for goes with it."""
         self.next: dict[int, Ask] = {}
+
+    def owners(self, module: nn.Module) -> tuple[nn.Module, ...]:
+        """The modules below the segment's whose parameters the actions read."""
+        return owners_at(self.read)(module)
 
     def following(self) -> Ask:
         """The next one before anything is done for it."""
@@ -108,11 +115,6 @@ class Course:
         self.start = Ask(plan.uses(tokens.wanted), set(plan.released), set(), {}, len(tokens.wanted))
         self.room = ORDERS * len(tokens.wanted)
         """How many more asks are remembered."""
-
-    @functools.cached_property
-    def owners(self) -> Owners:
-        """The modules whose parameters a backward reads that cashes all tokens."""
-        return self.plan.owners_for(self.tokens.wanted)
 
     def ask(self, before: Ask, index: int) -> Ask:
         """The token at `index` cashed after what came `before`."""
@@ -190,6 +192,7 @@ class Course:
             actions.append(Action(place, step.function, step.inputs, tuple(gone), self._special(ask, place, names)))
         ask.fresh -= order
         ask.loads, ask.actions = tuple(loaded.items()), tuple(actions)
+        ask.read = tuple(dict.fromkeys(path for place in sorted(order) for path in steps[place].owners))
 
     def _special(self, ask: Ask, place: Place, names: tuple[Place, ...]) -> Special | None:
         step, dropped = self.plan.steps[place], dict(self.tokens.dropped_state)

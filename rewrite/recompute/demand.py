@@ -22,8 +22,9 @@ from rewrite.recompute.buffers import copied_buffers
 from rewrite.recompute.course import Ask, Course, Special, Tokens
 from rewrite.recompute.plan import Place, Plan, Step
 from rewrite.recompute.replay import as_surrounded, random_state, replayed, surroundings
+from rewrite.recompute.settings import Settings, as_set
 from rewrite.recompute.tensors import detached, is_plain, is_weight, leaf_of, never
-from rewrite.recompute.unchanged import Weights, changed
+from rewrite.recompute.unchanged import Weights, changed, modules_of
 
 LARGE_STATE = 16
 """What an operator saves for itself is dropped if it takes more than one part in 16 of its result's bytes."""
@@ -101,7 +102,9 @@ class Run:
         self.module = module
         self.surroundings = surroundings()
         self.devices = {value.device for value in inputs if isinstance(value, torch.Tensor)}
-        self.weights = Weights(plan.owners(module), [module.get_buffer(path) for path in plan.written])
+        owners = plan.owners(module)
+        self.weights = Weights(owners, [module.get_buffer(path) for path in plan.written])
+        self.settings = Settings(modules_of(owners))
         # During the forward.
         self.live: dict[int, tuple[Place, int, torch.Tensor]] = {}
         """Storage -> the value in it, by place and part. Holding it, so that the storage stays its own."""
@@ -298,8 +301,8 @@ class Run:
     def cashed(self, token: Token) -> torch.Tensor:
         """The tensor of a token that is not kept."""
         before = self.before
-        if before is None or not before.to_come:
-            before = self._started()
+        if before is None or not before.to_come:  # a new backward
+            self.values, before = {}, self.course.start
         ask = before.next.get(token.index) or self.course.ask(before, token.index)
         self.before = None  # an error ends the backward: what asks after it starts anew
         values, place = self.values, token.wanted
@@ -315,31 +318,33 @@ class Run:
         tensor: torch.Tensor = value if token.part == WHOLE else value[token.part]
         return tensor if token.geometry is None else tensor.as_strided(*token.geometry)
 
-    def _started(self) -> Ask:
-        """A new backward."""
-        with GATE:
-            self.weights.check(self.plan.path, self.module, self.course.owners)
-        self.values = {}
-        return self.course.start
-
     def _recompute(self, ask: Ask, sources: tuple[Any, ...]) -> None:
-        """Run the nodes of an ask, and hold their values as long as they are needed."""
-        values, module, versions = self.values, self.module, self.versions
+        """Run the nodes of an ask as in the forward, and hold their values as long as they are needed."""
         with GATE, as_surrounded(self.surroundings):
-            for place, index in ask.loads:
-                value = values[place] = sources[index]
-                if place in versions and value._version != versions[place]:
-                    raise changed(self.plan.path, "a value it starts from was changed in place")
-            for place, function, reads, gone, special in ask.actions:
-                given = [values[each] for each in reads]
-                if special is None:
-                    values[place] = function(module, *given)
-                else:
-                    seed = None if special.seed is None else sources[special.seed]
-                    values[place] = self._again(place, special, given, seed)
-                del given
-                for each in gone:
-                    del values[each]
+            self.weights.check(self.plan.path, self.module, ask.owners)
+            others = self.settings.changed()
+            if not others:
+                self._run(ask, sources)
+                return
+            with as_set(others):
+                self._run(ask, sources)
+
+    def _run(self, ask: Ask, sources: tuple[Any, ...]) -> None:
+        values, module, versions = self.values, self.module, self.versions
+        for place, index in ask.loads:
+            value = values[place] = sources[index]
+            if place in versions and value._version != versions[place]:
+                raise changed(self.plan.path, "a value it starts from was changed in place")
+        for place, function, reads, gone, special in ask.actions:
+            given = [values[each] for each in reads]
+            if special is None:
+                values[place] = function(module, *given)
+            else:
+                seed = None if special.seed is None else sources[special.seed]
+                values[place] = self._again(place, special, given, seed)
+            del given
+            for each in gone:
+                del values[each]
 
     def _again(self, place: Place, special: Special, given: list[Any], seed: Any) -> Any:
         """The value of a node once more, and what its operator saves for itself if that was dropped."""
@@ -365,7 +370,7 @@ class Run:
         count, numbers = self.dropped_state[place]
         flags = [self.need_grad.get(each, flag) for each, flag in zip(step.inputs, step.need_grad, strict=True)]
         again = [leaf_of(value, flag) for value, flag in zip(given, flags, strict=True)]
-        with torch.enable_grad(), saved_tensors_hooks(collect, never):
+        with self.weights.trained_as_then(), torch.enable_grad(), saved_tensors_hooks(collect, never):
             result = detached(step.function(self.module, *again))
         if len(saved) != count:
             raise RecomputeError(

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from rewrite.recompute.course import Course, Tokens
-from rewrite.recompute.unchanged import Owners, owners_at
+from rewrite.recompute.unchanged import Owners
 
 Place = int
 """Number of a value in a segment: first its inputs, then its nodes in graph order. `~place` stands for what belongs to
@@ -68,7 +68,6 @@ class Plan:
     """Values that a step reads and that are no step's to make: what is held for recomputes to start from."""
     _sources: dict[Place, tuple[Place, ...]] = field(default_factory=dict, compare=False, repr=False)
     _uses: dict[Any, dict[Place, int]] = field(default_factory=dict, compare=False, repr=False)
-    _owners: dict[Any, Owners] = field(default_factory=dict, compare=False, repr=False)
     _courses: dict[Tokens, Course] = field(default_factory=dict, compare=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -98,14 +97,6 @@ class Plan:
                 for source in self.steps[place].inputs:
                     counted[source] += 1 + (place in self.released)
             found = self._uses[wanted] = dict(counted)
-        return found
-
-    def owners_for(self, wanted: tuple[Place, ...]) -> Owners:
-        """The modules whose parameters a backward reads that asks for all of `wanted`."""
-        found = self._owners.get(wanted)
-        if found is None:
-            paths = dict.fromkeys(path for place in self.needed(wanted) for path in self.steps[place].owners)
-            found = self._owners[wanted] = owners_at(tuple(paths))
         return found
 
     def course(self, tokens: Tokens) -> Course:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import operator
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -24,19 +25,20 @@ def owners_at(paths: tuple[str, ...]) -> Owners:
 
 
 _version = operator.attrgetter("_version")
+_trained = operator.attrgetter("requires_grad")
 
 
 class Weights:
     """The parameters and buffers of some modules, as they are now."""
 
-    __slots__ = ("names", "tables", "tensors", "versions")
+    __slots__ = ("names", "tables", "tensors", "trained", "versions")
 
     def __init__(self, owners: tuple[nn.Module, ...], written: Sequence[torch.Tensor] = ()) -> None:
         """`written` are buffers that the forward itself changes."""
         own = set(map(id, written))
         held = [
             (table, name, tensor)
-            for table in _tables(owners)
+            for table in _tables(modules_of(owners))
             for name, tensor in table.items()
             if tensor is not None and id(tensor) not in own and not tensor.is_inference()
         ]
@@ -44,6 +46,7 @@ class Weights:
         self.names = [name for _, name, _ in held]
         self.tensors = [tensor for _, _, tensor in held]
         self.versions = [*map(_version, self.tensors)]
+        self.trained = [*map(_trained, self.tensors)]
 
     def check(self, path: str, module: nn.Module, owners: Owners) -> None:
         """Raise RecomputeError if one that `owners` of `module` has was changed in place or replaced since.
@@ -53,7 +56,7 @@ class Weights:
         there = [table.get(name) for table, name in zip(self.tables, self.names, strict=True)]
         if all(map(operator.is_, there, self.tensors)) and [*map(_version, self.tensors)] == self.versions:
             return
-        read = {id(table) for table in _tables(owners(module))}
+        read = {id(table) for table in _tables(modules_of(owners(module)))}
         for table, name, tensor, version in zip(self.tables, self.names, self.tensors, self.versions, strict=True):
             if id(table) not in read:
                 continue
@@ -63,6 +66,19 @@ class Weights:
             if found is not tensor and not any(type(each).__name__ == "DTensor" for each in (found, tensor)):
                 raise changed(path, f"{_named(module, table, name, tensor)} was replaced")
 
+    @contextlib.contextmanager
+    def trained_as_then(self) -> Iterator[None]:
+        """Within the block the parameters that were trained are, and no others: operators save what these need."""
+        pairs = zip(self.tensors, self.trained, strict=True)
+        others = [(tensor, then) for tensor, then in pairs if tensor.is_leaf and tensor.requires_grad is not then]
+        for tensor, then in others:
+            tensor.requires_grad_(then)
+        try:
+            yield
+        finally:
+            for tensor, then in others:
+                tensor.requires_grad_(not then)
+
 
 def _named(module: nn.Module, table: Mapping[str, Any], name: str, tensor: torch.Tensor) -> str:
     """What a tensor is, and its path below the region's module."""
@@ -71,8 +87,12 @@ def _named(module: nn.Module, table: Mapping[str, Any], name: str, tensor: torch
     return f"{kind} {'.'.join(filter(None, (next(owners, ''), name)))!r}"
 
 
-def _tables(owners: tuple[nn.Module, ...]) -> list[Mapping[str, torch.Tensor | None]]:
-    modules = [each for owner in owners for each in (owner.modules() if owner._modules else (owner,))]
+def modules_of(owners: tuple[nn.Module, ...]) -> list[nn.Module]:
+    """The owners, and all below them."""
+    return [each for owner in owners for each in (owner.modules() if owner._modules else (owner,))]
+
+
+def _tables(modules: list[nn.Module]) -> list[Mapping[str, torch.Tensor | None]]:
     return [table for each in modules for table in (each._parameters, each._buffers) if table]
 
 

@@ -17,7 +17,8 @@ from torch.utils.checkpoint import checkpoint, set_checkpoint_early_stop
 
 from rewrite.recompute import nesting
 from rewrite.recompute.buffers import buffers_as
-from rewrite.recompute.unchanged import Owners, Weights, changed
+from rewrite.recompute.settings import Modes, as_set
+from rewrite.recompute.unchanged import Owners, Weights, changed, modules_of
 
 
 @dataclass(frozen=True)
@@ -71,7 +72,9 @@ class _Run:
         with torch.no_grad():
             self.originals = {place: inputs[place].detach().clone() for place in segment.mutated_inputs}
             self.buffers = {path: module.get_buffer(path).detach().clone() for path in segment.written_buffers}
-        self.weights = Weights(segment.owners(module), [module.get_buffer(path) for path in self.buffers])
+        owners = segment.owners(module)
+        self.weights = Weights(owners, [module.get_buffer(path) for path in self.buffers])
+        self.modes = Modes(modules_of(owners))
         self.versions: list[tuple[int, torch.Tensor, int]] = []
 
     def remember_versions(self, inputs: Sequence[Any]) -> None:
@@ -92,7 +95,12 @@ class _Run:
         given = list(inputs)
         for place, original in self.originals.items():
             given[place] = original.detach().requires_grad_(self.need_grad[place]).clone()
-        with buffers_as(self.module, self.buffers), nesting.second_run(self.choices):
+        with (
+            as_set(self.modes.changed()),
+            self.weights.trained_as_then(),
+            buffers_as(self.module, self.buffers),
+            nesting.second_run(self.choices),
+        ):
             return self.segment.again(self.module, *given, *map(_given, self.kept))
 
     def _check_inputs(self) -> None:

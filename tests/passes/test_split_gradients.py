@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import copy
 import pickle
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
+from torch.nn import functional
 
 import rewrite
 from passes import Checkpoint, MixedPrecision, SplitGradients, own_gradient
-from passes.gradient_layout import HANDING_LAYERS, READING_LAYERS
+from passes.gradient_layout import CONVOLVING_LAYERS, HANDING_LAYERS, READING_LAYERS
 from rewrite import pipeline
 from rewrite.memory.allocator import allocated_peak_bytes
 from rewrite.text import program_text
@@ -125,7 +127,7 @@ def test_in_half_precision_as_without_copies() -> None:
 
 
 @pytest.mark.parametrize("batch", [1, 3])
-@pytest.mark.parametrize("kind", [*READING_LAYERS, *HANDING_LAYERS], ids=lambda kind: kind.__name__)
+@pytest.mark.parametrize("kind", [*READING_LAYERS, *CONVOLVING_LAYERS, *HANDING_LAYERS], ids=lambda kind: kind.__name__)
 def test_every_layer_that_may_read_a_copy_gives_the_same_bits(kind: type[nn.Module], batch: int) -> None:
     if kind in (nn.Flatten, nn.Unflatten):
         pytest.skip("only views")
@@ -232,6 +234,50 @@ def test_what_would_add_up_in_another_order_is_left_alone(early: nn.Module, culp
     assert reason.startswith("part 1 of cat (joined.py:")
     assert f"waits in the backward, but {culprit}" in reason
     assert reason.endswith("is a copy; it is left a part of the joint gradient")
+
+
+class Heads(nn.Module):
+    """The heads of two levels, whose results are joined."""
+
+    def __init__(self, join: Callable[[list[torch.Tensor]], torch.Tensor], *, bias: bool = True) -> None:
+        super().__init__()
+        self.stem = nn.Conv2d(3, 8, 3, padding=1)
+        self.middle = nn.Conv2d(8, 8, 3, padding=1)
+        self.heads = nn.ModuleList(nn.Conv2d(8, 8, 1, bias=bias) for _ in range(2))
+        self.join = join
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        first = functional.gelu(self.stem(x))
+        early = self.heads[0](first)
+        late = self.heads[1](functional.gelu(self.middle(first)))
+        return self.join([late, early]).tanh().pow(3).sum()
+
+
+JOINS: dict[str, Any] = {
+    "rows": lambda parts: torch.cat(parts, -1),
+    "anchors": lambda parts: torch.cat([part.permute(0, 2, 3, 1).flatten(1, 2) for part in parts], 1),
+    "new dimension": lambda parts: torch.stack(parts, -1),
+}
+
+
+@pytest.mark.parametrize("batch", [1, 4])
+@pytest.mark.parametrize("join", JOINS)
+def test_the_bias_of_a_convolution_sums_as_the_gradient_lies(join: str, batch: int) -> None:
+    (reason,) = refusals(Heads(JOINS[join]), pixels(batch))
+    assert "waits in the backward, but Conv2d 'heads.0'" in reason
+    assert "may add up its gradient in another order" in reason
+    model = Heads(JOINS[join], bias=False)
+    small = split(model, pixels(batch))
+    assert not rewrite.report(small).refusals
+    assert_same(model, small, pixels(batch))
+
+
+@pytest.mark.parametrize("batch", [1, 4])
+def test_the_bias_of_a_convolution_sums_a_part_of_the_channels_alike(batch: int) -> None:
+    model = Heads(lambda parts: torch.cat(parts, 1))
+    small = split(model, pixels(batch))
+    assert not rewrite.report(small).refusals
+    assert_same(model, small, pixels(batch))
 
 
 def test_a_fresh_part_is_left_alone() -> None:

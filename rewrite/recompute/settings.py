@@ -1,0 +1,68 @@
+"""A recompute runs layers as they were set in the forward: in training or not, with the same options."""
+
+from __future__ import annotations
+
+import contextlib
+import operator
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import torch
+from torch import nn
+
+_KINDS = (bool, int, float, str, type(None), torch.dtype)
+_BOOK_KEEPING = frozenset(vars(nn.Module())) - {"training"}
+
+
+class Settings:
+    """The plain attributes of some layers as they are now."""
+
+    __slots__ = ("held",)
+
+    def __init__(self, layers: Iterable[nn.Module]) -> None:
+        self.held = [(vars(layer), dict(vars(layer))) for layer in layers]
+
+    def changed(self) -> list[tuple[dict[str, Any], dict[str, Any]]]:
+        """Attributes that are others now: for each layer its table, and what it held."""
+        return [
+            (table, before)
+            for table, then in self.held
+            if not all(map(operator.is_, map(table.get, then), then.values()))
+            and (before := {name: value for name, value in then.items() if _is_other(name, value, table.get(name))})
+        ]
+
+
+class Modes:
+    """Whether some modules, which may hold anything as attributes, are in training now."""
+
+    __slots__ = ("held",)
+
+    def __init__(self, modules: Iterable[nn.Module]) -> None:
+        self.held = [(module, module.training) for module in modules]
+
+    def changed(self) -> list[tuple[dict[str, Any], dict[str, Any]]]:
+        """Those that are not as they were: for each its table, and what it held."""
+        return [(vars(module), {"training": mode}) for module, mode in self.held if module.training is not mode]
+
+
+@contextlib.contextmanager
+def as_set(changed: list[tuple[dict[str, Any], dict[str, Any]]]) -> Iterator[None]:
+    """Within the block the tables hold what they held."""
+    now = [(table, {name: table.get(name) for name in before}) for table, before in changed]
+    for table, before in changed:
+        table.update(before)
+    try:
+        yield
+    finally:
+        for table, found in now:
+            table.update(found)
+
+
+def _is_other(name: str, then: Any, now: Any) -> bool:
+    if name in _BOOK_KEEPING or not _is_plain(then) or then is now:
+        return False
+    return not _is_plain(now) or bool(then != now)
+
+
+def _is_plain(value: Any) -> bool:
+    return isinstance(value, _KINDS) or (isinstance(value, tuple) and all(map(_is_plain, value)))
