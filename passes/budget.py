@@ -2,22 +2,32 @@
 
 from __future__ import annotations
 
+import logging
 from typing import TYPE_CHECKING
 
 import rewrite
-from rewrite import Change, PassResult, Refusal, parse_bytes, size_text
+from rewrite import BudgetError, Change, PassResult, Refusal, parse_bytes, size_text
 
 if TYPE_CHECKING:
     from rewrite import KeepPlan, Program
+
+log = logging.getLogger("rewrite")
 
 
 def within_budget(program: Program, budget: str | int, profile: str | None = None) -> PassResult:
     """Tag `program` with the least recompute, by a profile's rates, whose step peaks at no more than `budget`.
 
-    Raises BudgetError when there is none, InputError for a text that is no number of bytes.
+    Raises BudgetError when there is none, InputError for a text that is no number of bytes. A call that comes later, as
+    of a larger batch than the planned one, gets the plan whose peak is lowest, and a warning.
     """
     bytes_given = budget if isinstance(budget, int) else parse_bytes(budget)
-    plan = rewrite.plan_keep(program, bytes_given, profile=profile)
+    try:
+        plan = rewrite.plan_keep(program, bytes_given, profile=profile)
+    except BudgetError as error:
+        if program.metadata.get("first", True):
+            raise
+        log.warning("%s\nThis call runs with that peak: no training ends for it.", error)
+        plan = rewrite.plan_keep(program, error.lowest_bytes, profile=profile)
     if not plan.kept:
         reason = f"a step takes {size_text(plan.before.peak_bytes)} as it is, within the budget: nothing is recomputed"
         return PassResult(program, False, refusals=(Refusal("", reason),))

@@ -67,7 +67,8 @@ def why_not(region: Region, node: Node) -> str:
     if node.meta.get("hooked"):
         return "carries hooks that must fire once"
     if node.op == "call_module":
-        return _module_reason(region.called(node))
+        written = any(path.startswith(f"{node.target}.") for path in region.written_buffers)
+        return _module_reason(region.called(node)) or ("writes a buffer whenever it runs" if written else "")
     if node.op not in ("call_function", "call_method"):
         return "is no operator"
     name = function_name(node)

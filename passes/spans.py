@@ -27,6 +27,15 @@ class Tags:
     def __init__(self, program: Program) -> None:
         self.once = {path for entry in program.opaque for path in _lineage(entry.path)}
         """Modules without a graph, and those that hold one: their own Python must run once."""
+        self.changing = {
+            path: _changed(region, node)
+            for region in program.regions
+            for node in region.nodes()
+            if _parameters_written(region, node)
+            for instance in region.instances
+            for path in _lineage(instance)
+        }
+        """Modules that run a graph which changes parameters in place, and how."""
         self.changes: list[Change] = []
         self.refusals: list[Refusal] = []
 
@@ -51,6 +60,10 @@ class Tags:
 
     def _plan(self, region: Region, parts: Mapping[str, str]) -> dict[Node, int] | str:
         """Node -> segment, or the reason there can be none."""
+        for node in region.nodes():
+            changed = self._changed(region, node) if node.name in parts else ""
+            if changed:
+                return changed
         taken = [node.meta[RECOMPUTE] for node in region.nodes() if RECOMPUTE in node.meta]
         segment = max(taken, default=-1) + 1
         plan: dict[Node, int] = {}
@@ -74,10 +87,31 @@ class Tags:
             return SPLIT_SPAN
         return plan if any(_computes(node) for node in plan) else {}
 
+    def _changed(self, region: Region, node: Node) -> str:
+        """Which parameter a node, or the graph it calls, changes in place; "" for none."""
+        if _parameters_written(region, node):
+            return _changed(region, node)
+        return self.changing.get(called_path(region, node), "") if node.op == "call_module" else ""
+
     def _may_run_twice(self, region: Region, node: Node) -> bool:
         if node.op in ("placeholder", "output", "get_attr") or RECOMPUTE in node.meta or node.meta.get("hooked"):
             return False
         return not is_effect(node) and not (node.op == "call_module" and called_path(region, node) in self.once)
+
+
+def _parameters_written(region: Region, node: Node) -> list[str]:
+    """The parameters that a node changes in place, by path below the region's module."""
+    named = {each.name: each for each in region.nodes() if each.op == "get_attr"} if node.meta.get("writes") else {}
+    found = [str(named[name].target) for name in node.meta.get("writes", ()) if name in named]
+    return [path for path in found if path not in region.written_buffers]
+
+
+def _changed(region: Region, node: Node) -> str:
+    place = f" ({node.meta['source']})" if node.meta.get("source") else ""
+    return (
+        f"its forward changes the parameter {_parameters_written(region, node)[0]!r} in place{place}, and a recompute "
+        "would change it again; change it in the training loop instead"
+    )
 
 
 def _frozen(region: Region) -> frozenset[Node]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -48,6 +48,20 @@ class Captured:
     @property
     def fills_late(self) -> bool:
         return any(map(fills_late, self.graph.nodes))
+
+
+STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
+"""Buffers that a layer writes without reading them: in training a norm's result is of the batch alone."""
+REREADS = "rereads"
+"""Key in the `meta` of a node whose layer reads a buffer that it writes: run again, it would read what it wrote."""
+
+
+def mark_rereading(graph: fx.Graph, written: Iterable[str]) -> None:
+    """Mark the layers in `graph` that own one of the buffers at the paths `written`, unless it is a statistic."""
+    own = [path for path in written if path.rpartition(".")[2] not in STATISTICS]
+    for node in graph.nodes:
+        if node.op == "call_module" and any(path.startswith(f"{node.target}.") for path in own):
+            node.meta[REREADS] = True
 
 
 def fills_late(node: fx.Node) -> bool:

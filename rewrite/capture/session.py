@@ -17,7 +17,7 @@ from torch import fx, nn
 from rewrite import calls, runtime
 from rewrite.capture import private
 from rewrite.capture.answers import Answers
-from rewrite.capture.captured import Captured, StoppedError, TimeUpError
+from rewrite.capture.captured import Captured, StoppedError, TimeUpError, mark_rereading
 from rewrite.capture.descriptions import defined_at, first_line, fresh_like, leaf_names, size_key, tensor_versions
 from rewrite.capture.fakes import Fakes
 from rewrite.capture.randomness import draws_in_module
@@ -197,6 +197,7 @@ class Session:
         written = {
             name for name, (buffer, version) in buffers.items() if tensor_version(buffer) != version
         } | recorder.written
+        mark_rereading(recorder.graph, written)
         captured = Captured(
             path=path,
             instances=[path],

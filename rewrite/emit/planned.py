@@ -11,7 +11,7 @@ import torch
 from torch import fx, nn
 
 from rewrite import runtime
-from rewrite.capture.captured import fills_late
+from rewrite.capture.captured import REREADS, fills_late
 from rewrite.emit.code import compile_graph
 from rewrite.program import Region, value_tensors
 from rewrite.recompute.plan import Place, Plan, Step
@@ -117,7 +117,7 @@ class _Segment:
     def _repeats(self, node: fx.Node, written: set[fx.Node]) -> bool:
         if not value_tensors(node.meta.get("val")):
             return False
-        if draws_by_itself(node):
+        if draws_by_itself(node) or node.meta.get(REREADS):
             return False
         return not node.meta.get("writes") and (node not in written or self.is_view(node))
 

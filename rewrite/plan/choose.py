@@ -38,6 +38,8 @@ def chooser(
     budget: str | int, given: Sequence[Pass] = (), *, profile: str | None = None, allow: str = "reassociated"
 ) -> Chooser:
     """A chooser for a budget, told as a user tells it; raises InputError for what makes no sense."""
+    if not isinstance(budget, (int, str)):
+        raise InputError(f"budget {budget!r}", "is no number of bytes", "write 8GiB, 512MiB or a plain number")
     bytes_given = budget if isinstance(budget, int) else parse_bytes(budget)
     if isinstance(budget, bool) or bytes_given < 1:
         raise InputError(f"budget {budget!r}", "is no number of bytes", "write 8GiB, 512MiB or a plain number")

@@ -55,18 +55,10 @@ def measure(kind: Kind, point: Point | None, stage: Stage, accumulating: Iterabl
     if point is not None:
         once = {node.name for node in graph.nodes if node.meta.get(ONCE)}
         tag(graph.nodes, {node.name for node in graph.nodes}, point, 0, once)
-    region = Region("", ("",), type(kind.module).__name__, graph, written_buffers=_written(kind))
+    region = Region("", ("",), type(kind.module).__name__, graph, written_buffers=kind.written_buffers)
     run = _Run(kind, compile_graph(fold_segments(region), "piece"), stage)
     footprint = run.footprint([kind.module.get_parameter(path) for path in accumulating])
     return footprint if point is None else replace(footprint, seconds=point.seconds)
-
-
-def _written(kind: Kind) -> tuple[str, ...]:
-    """Running statistics below the module: the layers that hold them write them in training."""
-    return tuple(path for path, _ in kind.module.named_buffers() if path.rpartition(".")[2] in _STATISTICS)
-
-
-_STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
 
 
 class _Source(torch.autograd.Function):

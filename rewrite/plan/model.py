@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 
 from torch import nn
 
+from rewrite.errors import RewriteError
 from rewrite.memory.rates import Rates
 from rewrite.memory.timeline import Estimate
 from rewrite.plan.calibrate import node_seconds
@@ -180,7 +181,10 @@ def _options(kind: Kind, stage: Stage, rates: Rates, known: Known) -> Options:
     if kind.profile is not None and footprints[0].kept:
         for point in curve(kind.profile):
             for each in (point, *releasing(kind.profile, point)):
-                found = measure(kind, each, stage)
+                try:
+                    found = measure(kind, each, stage)
+                except RewriteError:  # what cannot be run again, for whatever reason, is not
+                    continue
                 again = found.seconds + SEGMENT_SECONDS * len(kind.profile.nodes)
                 points.append(each)
                 footprints.append(replace(found, seconds=again))

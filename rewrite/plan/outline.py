@@ -33,6 +33,8 @@ class Kind:
     """What the graph returned."""
     passes_on: tuple[bool, ...]
     """For each result whether something goes on from it: a later piece, or, from the loss, the backward."""
+    written_buffers: tuple[str, ...] = ()
+    """Of the region that the first of them is of, by path below the module."""
 
 
 @dataclass(frozen=True)
@@ -219,7 +221,8 @@ class _Walk:
         if alike not in self.extracted:
             graph, sources = extract(nodes, values, returned, once)
             inputs = tuple(values[node] for node in sources)
-            kind = self._kind(graph, module, inputs, returned, _pass_on(region, returned, inside))
+            passes_on = _pass_on(region, returned, inside)
+            kind = self._kind(graph, module, inputs, returned, passes_on, region.written_buffers)
             self.extracted[alike] = kind, sources
         return self.extracted[alike]
 
@@ -236,6 +239,7 @@ class _Walk:
         inputs: tuple[Any, ...],
         returned: Sequence[fx.Node],
         passes_on: tuple[bool, ...],
+        written: tuple[str, ...],
     ) -> Kind:
         key = f"{graph_key(graph, module, inputs)}\n{passes_on}"
         if key in self.found.kinds:
@@ -245,7 +249,7 @@ class _Walk:
             profile, results = profile_graph(graph, module, inputs, self.stage, self.rates, passes_on)
         except Exception:  # noqa: BLE001 - a part that cannot be run by itself, for whatever reason, is left as it is
             results = tuple(example(node.meta.get("val")) for node in returned)
-        kind = self.found.kinds[key] = Kind(key, graph, module, inputs, profile, results, passes_on)
+        kind = self.found.kinds[key] = Kind(key, graph, module, inputs, profile, results, passes_on, written)
         return kind
 
     def _number(self, value: Any, maker: int | None) -> list[int]:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from torch import fx, nn
 from torch.nn import functional
 
+from rewrite.capture.captured import REREADS
+
 ROUTING = frozenset({"topk", "sort", "argsort", "kthvalue", "msort", "unique"})
 """Functions whose result may differ between two runs when values tie."""
 EFFECTS = ("assign_", "new_object", "build_", "expect")
@@ -33,7 +35,8 @@ def changes_mode(node: fx.Node) -> int:
 
 def may_rerun(node: fx.Node) -> bool:
     """Whether the backward may run `node` again and get the same."""
-    return not (node.meta.get(ONCE) or node.meta.get("writes") or function_name(node) in ROUTING)
+    held = node.meta.get(ONCE) or node.meta.get("writes") or node.meta.get(REREADS)
+    return not (held or function_name(node) in ROUTING)
 
 
 def draws_mask(node: fx.Node, module: nn.Module) -> bool:
