@@ -23,21 +23,35 @@ def scratch_bytes(func: Callable[..., Any], args: tuple[Any, ...], out: Any) -> 
     """Bytes a CPU operator holds at its worst moment beyond its arguments and its results."""
     if func is aten.convolution.default:
         x, weight, _, stride, padding, dilation, transposed = args[:7]
+        dense = _made_dense(x, weight, x, weight)
         if _unfolds(x, dilation, transposed):
-            return _unfolded_forward_bytes(x, out, _columns(weight, out, x, stride, padding), args[8])
-        return _forward_bytes(x, weight, out) if _reorders(x, weight, stride, dilation, transposed, args[8]) else 0
+            return dense + _unfolded_forward_bytes(x, out, _columns(weight, out, x, stride, padding), args[8])
+        reorders = _reorders(x, weight, stride, dilation, transposed, args[8])
+        return dense + (_forward_bytes(x, weight, out) if reorders else 0)
     if func is aten.convolution_backward.default:
         grad, x, weight, _, stride, padding, dilation, transposed = args[:8]
+        dense = _made_dense(x, weight, grad, x, weight)
         if _unfolds(x, dilation, transposed):
-            return _unfolded_backward_bytes(grad, x, out, _columns(weight, grad, x, stride, padding), args[9])
-        return (
-            _backward_bytes(grad, x, weight, out) if _reorders(x, weight, stride, dilation, transposed, args[9]) else 0
-        )
+            columns = _columns(weight, grad, x, stride, padding)
+            return dense + _unfolded_backward_bytes(grad, x, out, columns, args[9])
+        reorders = _reorders(x, weight, stride, dilation, transposed, args[9])
+        return dense + (_backward_bytes(grad, x, weight, out) if reorders else 0)
     if func is aten._scaled_dot_product_flash_attention_for_cpu.default:
         return attention_scratch.forward_bytes(*args[:2])
     if func is aten._scaled_dot_product_flash_attention_for_cpu_backward.default:
         return attention_scratch.backward_bytes(*args[:3])
     return 0
+
+
+def _made_dense(x: torch.Tensor, weight: torch.Tensor, *given: torch.Tensor) -> int:
+    """Bytes of the copies of those of `given` that are not dense in the layout that the convolution runs in."""
+    last = any(each.dim() == 4 and not each.is_contiguous() and _is_channels_last(each) for each in (x, weight))
+    layout = torch.channels_last if last else torch.contiguous_format
+    return sum(_nbytes(each) for each in given if not each.is_contiguous(memory_format=layout))
+
+
+def _is_channels_last(tensor: torch.Tensor) -> bool:
+    return tensor.is_contiguous(memory_format=torch.channels_last)
 
 
 def _forward_bytes(x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor) -> int:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch import nn
 
-from rewrite.memory.allocator import allocated_rise_bytes
+import rewrite
+from rewrite.memory.allocator import allocated_peak_bytes, allocated_rise_bytes
 from rewrite.memory.scratch import scratch_bytes
 
 aten = torch.ops.aten
@@ -72,3 +74,25 @@ def test_attention_takes_a_tile_for_each_thread(shape: str, dtype: torch.dtype, 
     made = backward(*given)
     taken = allocated_rise_bytes(lambda: backward(*given)) - sum(each.nbytes for each in made)
     assert scratch_bytes(backward, given, made) == taken
+
+
+class Joined(nn.Module):
+    """Two convolutions of a part of the input, joined: the gradient of each is a part too."""
+
+    def __init__(self, along: int, cut: int) -> None:
+        super().__init__()
+        self.along, self.cut = along, cut
+        self.left, self.right = nn.Conv2d(16, 16, 3, padding=1), nn.Conv2d(16, 16, 3, padding=1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        part = torch.cat([x, x], self.cut).chunk(2, self.cut)[0]
+        return torch.cat([self.left(part), self.right(part)], self.along).sum()
+
+
+@pytest.mark.parametrize("batch", [1, 4])
+@pytest.mark.parametrize("cut", [0, 1, 2])
+@pytest.mark.parametrize("along", [0, 1, 2, 3])
+def test_a_convolution_makes_a_part_dense_first(along: int, cut: int, batch: int) -> None:
+    model, x = Joined(along, cut), torch.randn(batch, 16, 40, 40)
+    expected = allocated_peak_bytes(model, x)
+    assert abs(rewrite.estimate(model, x).peak_bytes / expected - 1) < 0.005
