@@ -8,6 +8,7 @@ already, and each value goes at its last use.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
 from typing import Any
 
@@ -128,6 +129,8 @@ class Run:
         self.course: Course
         """What backwards do, known when the forward is through."""
         # During a backward.
+        self.lock = threading.RLock()
+        """Threads may run backwards through one graph."""
         self.before: Ask | None = None
         """What was asked for last."""
         self.values: dict[Place, Any] = {}
@@ -300,6 +303,10 @@ class Run:
 
     def cashed(self, token: Token) -> torch.Tensor:
         """The tensor of a token that is not kept."""
+        with self.lock:
+            return self._cashed(token)
+
+    def _cashed(self, token: Token) -> torch.Tensor:
         before = self.before
         if before is None or not before.to_come:  # a new backward
             self.values, before = {}, self.course.start

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -13,6 +15,7 @@ from torch.utils.checkpoint import checkpoint
 from tests.recompute.models import (
     EVERYTHING,
     NOTHING,
+    RELEASED,
     SOME,
     STATES,
     SUBSETS,
@@ -243,3 +246,28 @@ def test_weights_frozen_after_the_rewrite_and_thawed(part: str, subset: Subset) 
         return found
 
     both(subset, run, body=mlp)
+
+
+def test_backwards_of_several_threads_through_one_graph() -> None:
+    for subset in (NOTHING, SOME, RELEASED):
+        _, small = stacks(subset)
+        loss, weights = forward(small, hidden()), list(small.parameters())
+        expected = torch.autograd.grad(loss, weights, retain_graph=True)
+        found: list[Any] = []
+
+        def run(loss: torch.Tensor = loss, weights: Any = weights, found: list[Any] = found) -> None:
+            found.extend(torch.autograd.grad(loss, weights, retain_graph=True) for _ in range(20))
+
+        threads = [threading.Thread(target=run) for _ in range(4)]
+        interval = sys.getswitchinterval()
+        sys.setswitchinterval(1e-5)
+        try:
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+        finally:
+            sys.setswitchinterval(interval)
+        assert len(found) == 80
+        for each in found:
+            torch.testing.assert_close(each, expected)
