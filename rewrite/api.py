@@ -55,9 +55,10 @@ def optimize(
 
     With `budget`, bytes that a training step may take as `estimate` counts them (`"8GiB"`), passes are chosen beside
     the given ones: of what the installed passes offer, those with the least predicted time whose step fits, by the
-    first training step that is captured; calls of other shapes get the same passes. `allow` is the loosest numerics a
-    chosen pass may have: "exact", "reassociated" or "reduced". `optimizer` and `device` ("cpu", "cuda") are what a step
-    is counted with, `profile` names the peak rates that price its time.
+    first training step that is captured; calls of other shapes get the same passes. One that is captured anew, such as
+    of a far larger batch, and fits no plan runs with the lowest peak there is, and a warning. `allow` is the loosest
+    numerics a chosen pass may have: "exact", "reassociated" or "reduced". `optimizer` and `device` ("cpu", "cuda") are
+    what a step is counted with, `profile` names the peak rates that price its time.
 
     Raises RewriteError subclasses: CaptureError when the forward fails on the example inputs, SpecError and
     SelectorError for a pipeline that does not fit, InputError for example inputs that are not a call, PlanError for a
