@@ -65,6 +65,20 @@ def test_cheap_keeps_products_attention_and_masks() -> None:
     assert states - kept == {"attention_output_dropout", "output_dropout"}
 
 
+def test_cheap_keeps_a_softmax_in_place_of_the_scores_it_is_made_from() -> None:
+    """As many bytes, and neither the scores nor what lies between is computed again."""
+    model, inputs = bert()
+    model.set_attn_implementation("eager")  # type: ignore[operator]
+    small = rewrite.optimize(model, [Checkpoint("cheap")], example_inputs=inputs)
+    program = rewrite.report(small).after
+    assert program is not None
+    kept = {node.name for node in program.region("bert.encoder.layer.0").nodes() if node.meta.get(KEEP)}
+    assert {"softmax", "matmul_1"} <= kept
+    assert "matmul" not in kept
+    assert rewrite.verify(model, small, inputs).passed
+    assert rewrite.estimate(small, inputs).flops == rewrite.estimate(model, inputs).flops
+
+
 class Adapted(nn.Module):
     """A frozen projection, an activation, another frozen projection, and a trained one."""
 
