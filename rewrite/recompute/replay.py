@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import threading
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
@@ -14,6 +15,7 @@ RandomState = tuple[tuple[torch.device, torch.Tensor], ...]
 
 Surroundings = tuple[Any, ...]
 
+_REPLAYING = threading.RLock()
 _CPU = torch.device("cpu")
 _CASTING = ("cpu", "cuda")
 
@@ -38,13 +40,17 @@ def set_random_state(state: RandomState) -> None:
 
 
 def replayed(state: RandomState, function: Callable[[], Any]) -> Any:
-    """What `function` gives with the random numbers from `state` on; the generators go on as if it had not run."""
-    before = random_state(device for device, _ in state)
-    set_random_state(state)
-    try:
-        return function()
-    finally:
-        set_random_state(before)
+    """What `function` gives with the random numbers from `state` on; the generators go on as if it had not run.
+
+    One thread at a time: the generators are the process's.
+    """
+    with _REPLAYING:
+        before = random_state(device for device, _ in state)
+        set_random_state(state)
+        try:
+            return function()
+        finally:
+            set_random_state(before)
 
 
 def surroundings() -> Surroundings:
