@@ -7,6 +7,16 @@ from typing import Any
 import torch
 
 
+def same_strides(tensor: torch.Tensor) -> torch.Tensor:
+    """A view with the very strides.
+
+    `view_as` sets those of dimensions of size one anew, and a kernel then may take a single image for one in another
+    memory format.
+    """
+    view: torch.Tensor = torch.ops.aten.alias.default(tensor)
+    return view
+
+
 def own_gradient(tensor: torch.Tensor) -> torch.Tensor:
     """The tensor as it is; its gradient no longer keeps alive what it was cut from."""
     if not (torch.is_grad_enabled() and tensor.requires_grad):
@@ -20,7 +30,7 @@ class _OwnGradient(torch.autograd.Function):
 
     @staticmethod
     def forward(tensor: torch.Tensor) -> torch.Tensor:
-        return tensor.view_as(tensor)
+        return same_strides(tensor)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
@@ -32,7 +42,7 @@ class _OwnGradient(torch.autograd.Function):
 
     @staticmethod
     def jvp(ctx: Any, tangent: torch.Tensor) -> torch.Tensor:
-        return tangent.view_as(tangent)
+        return same_strides(tangent)
 
 
 def without_the_rest(grad: torch.Tensor) -> torch.Tensor:

@@ -38,23 +38,26 @@ class Modes:
     __slots__ = ("held",)
 
     def __init__(self, modules: Iterable[nn.Module]) -> None:
-        self.held = [(module, module.training) for module in modules]
+        tables = (vars(module) for module in modules)
+        self.held = [(table, table["training"]) for table in tables if "training" in table]  # a scripted one has none
 
     def changed(self) -> list[tuple[dict[str, Any], dict[str, Any]]]:
         """Those that are not as they were: for each its table, and what it held."""
-        return [(vars(module), {"training": mode}) for module, mode in self.held if module.training is not mode]
+        return [(table, {"training": mode}) for table, mode in self.held if table["training"] is not mode]
 
 
 @contextlib.contextmanager
 def as_set(changed: list[tuple[dict[str, Any], dict[str, Any]]]) -> Iterator[None]:
     """Within the block the tables hold what they held."""
-    now = [(table, {name: table.get(name) for name in before}) for table, before in changed]
+    now = [(table, {name: table[name] for name in before if name in table}) for table, before in changed]
     for table, before in changed:
         table.update(before)
     try:
         yield
     finally:
-        for table, found in now:
+        for (table, before), (_, found) in zip(changed, now, strict=True):
+            for name in before.keys() - found.keys():  # somebody had deleted it
+                del table[name]
             table.update(found)
 
 

@@ -272,12 +272,15 @@ def test_the_bias_of_a_convolution_sums_as_the_gradient_lies(join: str, batch: i
     assert_same(model, small, pixels(batch))
 
 
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last], ids=str)
 @pytest.mark.parametrize("batch", [1, 4])
-def test_the_bias_of_a_convolution_sums_a_part_of_the_channels_alike(batch: int) -> None:
-    model = Heads(lambda parts: torch.cat(parts, 1))
-    small = split(model, pixels(batch))
+def test_the_bias_of_a_convolution_sums_a_part_of_the_channels_alike(batch: int, layout: torch.memory_format) -> None:
+    """Of a single image too, where the strides of the batch alone tell one layout from the other."""
+    model = Heads(lambda parts: torch.cat(parts, 1)).to(memory_format=layout)  # type: ignore[call-overload]
+    x = pixels(batch).contiguous(memory_format=layout)
+    small = split(model, x)
     assert not rewrite.report(small).refusals
-    assert_same(model, small, pixels(batch))
+    assert_same(model, small, x)
 
 
 def test_a_fresh_part_is_left_alone() -> None:

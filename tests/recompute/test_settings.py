@@ -13,6 +13,7 @@ from torch import nn
 import rewrite
 from passes import Checkpoint
 from rewrite.errors import RecomputeError
+from rewrite.recompute.settings import Modes, as_set
 from tests.recompute.models import LENGTH, NOTHING, VALUES, WIDTH, Block, Stack, Subset, forward, hidden, pair, stacks
 
 LAYERS: dict[str, Callable[[], nn.Module]] = {
@@ -75,6 +76,26 @@ def test_another_option_of_a_layer(subset: Subset) -> None:
     plain, small = stacks(subset, layered, layer=LAYERS["batch norm"])
     assert_equal(plain, small, widen)
     assert [block.layer.eps for block in small.blocks] == [0.5, 0.5]  # type: ignore[union-attr]
+
+
+def test_a_layer_whose_option_was_deleted_is_left_without_it() -> None:
+    def bare(model: Any) -> None:
+        for block in model.blocks:
+            del block.layer.eps
+
+    plain, small = stacks(NOTHING, layered, layer=LAYERS["batch norm"])
+    assert_equal(plain, small, bare)
+    assert not any("eps" in vars(block.layer) for block in small.blocks)  # type: ignore[union-attr]
+
+
+def test_a_scripted_layer_has_no_mode_to_bring_back() -> None:
+    scripted = torch.jit.script(nn.Linear(WIDTH, WIDTH))
+    before = dict(vars(scripted))
+    assert Modes([scripted]).changed() == []
+    scripted.eval()
+    with as_set(Modes([scripted]).changed()):
+        pass
+    assert vars(scripted).keys() == before.keys()
 
 
 @policies
