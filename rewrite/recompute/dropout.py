@@ -23,6 +23,8 @@ class Mask:
 
     def applied(self, value: torch.Tensor) -> torch.Tensor:
         """The dropout of `value`."""
+        if 1 in value.shape:  # the strides of such a dimension would be the factors', and not those of a product
+            return value * self.expand()
         return self.expand().mul_(value)  # where the factors are: a new tensor costs a CPU more than the product
 
 

@@ -85,3 +85,25 @@ def test_noise_that_rrelu_saves() -> None:
         plain, small = stacks(subset, body)
         for train in (True, False):
             assert_same(step(plain, hidden(), train=train), step(small, hidden(), train=train))
+
+
+LAID_OUT = {
+    "channels last": lambda: torch.randn(2, 8, 4, 4).contiguous(memory_format=torch.channels_last),
+    "a single image, channels last": lambda: torch.randn(1, 8, 4, 4).contiguous(memory_format=torch.channels_last),
+    "a single row, turned": lambda: torch.randn(1, 8, 16).transpose(0, 1),
+    "turned": lambda: torch.randn(4, 8, 16).transpose(1, 2),
+    "a part": lambda: torch.randn(4, 16, 8)[:, :8],
+    "expanded": lambda: torch.randn(1, 8, 1).expand(4, 8, 6),
+    "every second": lambda: torch.randn(4, 20)[:, ::2],
+}
+
+
+@pytest.mark.parametrize("layout", LAID_OUT)
+def test_a_dropout_from_its_mask_lies_as_torchs(layout: str) -> None:
+    value = LAID_OUT[layout]()
+    torch.manual_seed(0)
+    expected = functional.dropout(value, 0.1, True)
+    torch.manual_seed(0)
+    found = dropout.mask_of(dropout.draw(value, 0.1), 0.1).applied(value)
+    assert found.stride() == expected.stride()
+    assert torch.equal(found, expected)
