@@ -18,6 +18,11 @@ RELEASE = "release"
 """True for a node of a segment whose value goes after its first run in a backward and is computed once more where it is
 needed next: what it would take between costs more than the run."""
 
+PASSING = "passing"
+"""True for the nodes of a segment that calls blocks, of which only what passes between blocks is dropped: it is made
+again, by running blocks without recording, when a later block's backward asks for it. What a block needs within it
+holds by itself, as its own tags say. A node with `RELEASE` too is made again each time, and not held between."""
+
 DETACH = "detach"
 """True for a node that depends on nothing trainable: it runs without autograd, unless something it is given, or a
 weight it reads, needs a gradient after all. `CUT` for one whose inputs need gradients that are to end there. In a
@@ -36,7 +41,7 @@ HELD = "held"
 STORE = "store"
 """On a node that calls a layer: the bits its frozen weight is stored in. It tells what was done before the capture."""
 
-TAGS = (RECOMPUTE, KEEP, KEEP_STATE, RELEASE, DETACH, WITHIN, HELD, STORE)
+TAGS = (RECOMPUTE, KEEP, KEEP_STATE, RELEASE, PASSING, DETACH, WITHIN, HELD, STORE)
 """Every key through which passes decide; all else in `node.meta` is what capture recorded."""
 
 ORIGIN = "origin"

@@ -16,7 +16,7 @@ from rewrite.emit.code import compile_graph
 from rewrite.program import Region, value_tensors
 from rewrite.recompute.plan import Place, Plan, Step
 from rewrite.recompute.unchanged import Owners, owners_at
-from rewrite.tags import KEEP, KEEP_STATE, RELEASE
+from rewrite.tags import KEEP, KEEP_STATE, PASSING, RELEASE
 
 SPANS = (runtime.set_grad_enabled, runtime.enter_autocast, runtime.exit_autocast)
 VIEWS = frozenset({
@@ -30,7 +30,7 @@ def can_plan(region: Region, group: Sequence[fx.Node], mutated_inputs: Sequence[
     """Whether values of the segment can be had one by one. Otherwise it is recomputed whole."""
     if mutated_inputs or _changes_buffers(region, group):
         return False
-    return not any(node.meta.get("block") or fills_late(node) or node.target in SPANS for node in group)
+    return not any(_runs_whole(node) or fills_late(node) or node.target in SPANS for node in group)
 
 
 def plan_segment(
@@ -38,6 +38,11 @@ def plan_segment(
 ) -> Plan:
     """The code of a segment, with what is to be kept of it told by its tags."""
     return _Segment(region, tuple(group), tuple(inputs), tuple(outputs)).plan()
+
+
+def _runs_whole(node: fx.Node) -> bool:
+    """Whether a node calls a block whose hooks must fire once, or whose values are to be dropped by the caller."""
+    return bool(node.meta.get("block")) and (not node.meta.get(PASSING) or bool(node.meta.get("hooked")))
 
 
 def _changes_buffers(region: Region, group: Sequence[fx.Node]) -> bool:
@@ -75,7 +80,8 @@ class _Segment:
         without = {self.places[node] for node in self.group} - set(steps)
         kept = {self.places[home] for node in self.group if node.meta.get(KEEP) for home in self._homes(node)}
         kept |= {self.places[node] for node in self.group if node.meta.get(KEEP) and not self.is_view(node)}
-        kept_state = {self.places[node] for node in self.group if node.meta.get(KEEP_STATE)}
+        passing = any(node.meta.get(PASSING) for node in self.group)
+        kept_state = {self.places[node] for node in self.group if passing or node.meta.get(KEEP_STATE)}
         plan = Plan(
             self.region.path,
             compile_graph(self._forward(None), self.region.path),
@@ -85,6 +91,7 @@ class _Segment:
             frozenset(kept_state | without),
             owners_of(step for step in self.group if self.places[step] in steps),
             self._released(),
+            passing,
         )
         object.__setattr__(plan, "recorded", compile_graph(self._forward(plan), self.region.path))
         return plan
@@ -205,11 +212,13 @@ class _Teller:
         place = self.segment.places[node]
         step = self.plan.steps.get(place)
         if step is not None and step.masked and place in self.plan.kept_state:
-            copied = self._masked(node, place, made)
+            method = "dropout" if node.op == "call_function" else "dropout_module"
+            copied = self._through_run(method, node, place, made)
         else:
             if step is not None and step.random and not self._is_kept_whole(place):
                 self.tell("draws", place)
-            copied = self.part.node_copy(node, made.__getitem__)
+            block = node.meta.get("block")
+            copied = self._through_run("block", node, place, made) if block else self.part.node_copy(node, made.__getitem__)
         if _computes(node) and not (self.segment.is_view(node) and _saves_nothing(node)):
             self.tell("made", place, copied, *gone)
             return copied
@@ -222,14 +231,13 @@ class _Teller:
     def _is_kept_whole(self, place: Place) -> bool:
         return place in self.plan.kept and place in self.plan.kept_state
 
-    def _masked(self, node: fx.Node, place: Place, made: dict[fx.Node, fx.Node]) -> fx.Node:
+    def _through_run(self, method: str, node: fx.Node, place: Place, made: dict[fx.Node, fx.Node]) -> fx.Node:
+        """The node, run by a method of the run."""
         args, kwargs = fx.map_arg((node.args, node.kwargs), made.__getitem__)
-        if node.op == "call_function":
-            told = self.part.create_node("call_method", "dropout", (self.told, place, *args), kwargs, name=node.name)
-        else:
-            layer = self.part.get_attr(str(node.target))
-            told = self.part.create_node("call_method", "dropout_module", (self.told, place, layer, *args), kwargs,
-                                         name=node.name)  # fmt: skip
+        called = (self.part.get_attr(str(node.target)),) if node.op == "call_module" else ()
+        told = self.part.create_node(
+            "call_method", method, (self.told, place, *called, *args), kwargs, name=node.name
+        )
         told.meta = dict(node.meta)
         return told
 

@@ -18,7 +18,7 @@ from torch.autograd.graph import saved_tensors_hooks
 
 from rewrite.errors import RecomputeError
 from rewrite.gate import GATE
-from rewrite.recompute import dropout
+from rewrite.recompute import dropout, nesting
 from rewrite.recompute.buffers import copied_buffers
 from rewrite.recompute.course import Ask, Course, Special, Tokens
 from rewrite.recompute.plan import Place, Plan, Step
@@ -38,12 +38,11 @@ _UNKNOWN, _APART = (-1, WHOLE, _NOTHING), (-1, WHOLE, _NOTHING)
 """What is known of a tensor that an operator made for itself, and of one that is not told by its storage."""
 
 
-def run_planned(plan: Plan, module: nn.Module, inputs: Sequence[Any]) -> tuple[Any, ...]:
-    """The results of the segment; the backward computes its values again as `plan` says."""
-    run = Run(plan, module, inputs)
+def run_planned(run: Run, inputs: Sequence[Any]) -> tuple[Any, ...]:
+    """The results of the segment; the backward computes its values again as the run's plan says."""
     try:
         with saved_tensors_hooks(run.pack, unpack):
-            results = plan.recorded(module, run, *inputs)
+            results = run.plan.recorded(run.module, run, *inputs)
         run.finish()
     finally:
         run.forget()  # after an error too: values hold, through their graphs, tokens, and these the run
@@ -124,6 +123,9 @@ class Run:
         # From the forward on.
         self.versions: dict[Place, int] = {}
         self.need_grad: dict[Place, bool] = {}
+        self.holder: Run | None = nesting.holder()
+        self.promised: set[Place] = set()
+        """Inputs that the holder, the run around, makes again."""
         self.dropped_state: dict[Place, tuple[int, list[int]]] = {}
         """Nodes whose operator's own tensors were dropped: how many tensors it saved, and which of them those were."""
         self.course: Course
@@ -136,9 +138,26 @@ class Run:
         self.values: dict[Place, Any] = {}
         """Values that are there, and by `~place` what operators saved for themselves, by number."""
         for place, value in enumerate(inputs):
-            self.hold(place, value)
+            self.given(place, value)
 
     # What the recorded forward tells.
+
+    def given(self, place: Place, value: Any) -> None:
+        """An input, held here unless the run around makes it again."""
+        if self.holder is None or not self.holder.makes_again(value):
+            self.hold(place, value)
+            return
+        self._know(place, value)
+        self.promised.add(place)
+        if place in self.plan.held:
+            self.sources[place] = self.holder.pack(value)
+
+    def makes_again(self, value: Any) -> bool:
+        """Whether a block inside need not hold this input of its own."""
+        if not (isinstance(value, torch.Tensor) and is_plain(value)):
+            return False
+        place, _, known = self.live.get(value.untyped_storage()._cdata, _UNKNOWN)
+        return place in self.dropped and _reads_alike(value, known)
 
     def hold(self, place: Place, value: Any) -> None:
         """A value for recomputes to start from: an input, a kept value, a number."""
@@ -260,6 +279,8 @@ class Run:
             token = Token(self, number, None)
             if self._points(token, *known, tensor):
                 return token
+        elif known[0] in self.promised and self.holder is not None:
+            return self.holder.pack(tensor)
         # An operator's own result would hold, through its graph, its token: what is kept is kept without its graph.
         kept = (tensor.detach(), tensor._version, self.plan)
         if known is not _UNKNOWN:
@@ -271,7 +292,7 @@ class Run:
     def _points(self, token: Token, place: Place, part: int, value: torch.Tensor, tensor: torch.Tensor) -> bool:
         """Have the token stand for `tensor`, which lies in the storage of `value`; False if it cannot."""
         if tensor is not value:
-            if tensor.dtype != value.dtype or tensor.is_conj() != value.is_conj() or tensor.is_neg() != value.is_neg():
+            if not _reads_alike(tensor, value):
                 return False
             geometry = (tensor.size(), tensor.stride(), tensor.storage_offset())
             if geometry != (value.size(), value.stride(), value.storage_offset()):
@@ -339,7 +360,10 @@ class Run:
     def _run(self, ask: Ask, sources: tuple[Any, ...]) -> None:
         values, module, versions = self.values, self.module, self.versions
         for place, index in ask.loads:
-            value = values[place] = sources[index]
+            value = sources[index]
+            if type(value) is Token:
+                value = unpack(value)
+            values[place] = value
             if place in versions and value._version != versions[place]:
                 raise changed(self.plan.path, "a value it starts from was changed in place")
         for place, function, reads, gone, special in ask.actions:
@@ -387,6 +411,11 @@ class Run:
             )
         self.values[~place] = {number: saved[number] for number in numbers}
         return result
+
+
+def _reads_alike(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Whether the same bytes of a storage stand for the same numbers in both."""
+    return one.dtype == other.dtype and one.is_conj() == other.is_conj() and one.is_neg() == other.is_neg()
 
 
 def _tensor_of(token: Token) -> torch.Tensor:

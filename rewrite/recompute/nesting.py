@@ -16,6 +16,8 @@ NOTHING = object()
 
 class _Local(threading.local):
     within = False
+    holder: Any = None
+    """The run that makes again what is passed to the block that runs, if there is one."""
     listening: tuple[list[Any], ...] = ()
     """What the first runs that are under way have chosen so far."""
     repeated: Iterator[Any] | None = None
@@ -44,14 +46,33 @@ def remember(choice: Any) -> None:
 @contextlib.contextmanager
 def first_run(choices: list[Any]) -> Iterator[None]:
     """The first run of a segment that is recomputed whole; fills `choices`."""
-    with _as(within=True, listening=(*_local.listening, choices), repeated=_local.repeated):
+    with _as(within=True, holder=None, listening=(*_local.listening, choices), repeated=_local.repeated):
         yield
 
 
 @contextlib.contextmanager
 def second_run(choices: list[Any]) -> Iterator[None]:
     """A recompute of the segment whose first run filled `choices`."""
-    with _as(within=True, listening=(), repeated=iter(choices)):
+    with _as(within=True, holder=None, listening=(), repeated=iter(choices)):
+        yield
+
+
+def holder() -> Any:
+    """The run that makes again what passes between blocks, in the forward of one of these."""
+    return _local.holder
+
+
+@contextlib.contextmanager
+def block(run: Any, choices: list[Any]) -> Iterator[None]:
+    """The forward of a block whose inputs `run` makes again; fills `choices`."""
+    with _as(holder=run, listening=(*_local.listening, choices)):
+        yield
+
+
+@contextlib.contextmanager
+def block_again(choices: list[Any]) -> Iterator[None]:
+    """A run of that block for its results alone."""
+    with _as(holder=None, listening=(), repeated=iter(choices)):
         yield
 
 

@@ -59,7 +59,10 @@ class Plan:
     owners: Owners
     """The modules whose parameters the steps read."""
     released: frozenset[Place] = frozenset()
-    """Nodes whose value goes after its first run in a backward, and is computed once more where it is needed next."""
+    """Nodes whose value goes after its first run in a backward, and is computed once more where it is needed next. Of
+    what passes between blocks: each time it is asked for."""
+    passing: bool = False
+    """Whether the nodes are calls of blocks, and what is between: `rewrite.recompute.passing`."""
     dropped: frozenset[Place] = frozenset()
     """Nodes whose value is not kept."""
     written: tuple[str, ...] = ()

@@ -9,7 +9,8 @@ import torch
 from torch import nn
 
 from rewrite.recompute import nesting
-from rewrite.recompute.demand import run_planned
+from rewrite.recompute.demand import Run, run_planned
+from rewrite.recompute.passing import Passing
 from rewrite.recompute.plan import Plan
 from rewrite.recompute.whole import Recomputed
 
@@ -27,4 +28,4 @@ class Planned:
             return self.plan.forward(module, *inputs)
         if nesting.within_whole():
             return self.whole(module, *inputs)
-        return run_planned(self.plan, module, inputs)
+        return run_planned((Passing if self.plan.passing else Run)(self.plan, module, inputs), inputs)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -16,6 +17,7 @@ Owners = Callable[[nn.Module], tuple[nn.Module, ...]]
 """The modules below a region's own whose parameters a segment reads."""
 
 
+@functools.cache
 def owners_at(paths: tuple[str, ...]) -> Owners:
     """A function from a module to those at `paths` below it; "" for itself."""
     # Through the tables: the attribute lookup of modules is Python's.
