@@ -42,12 +42,19 @@ def plans(program: Program) -> bool:
 
 def _changes(plan: KeepPlan) -> tuple[Change, ...]:
     return tuple(
-        Change(
-            each.path,
-            f"keep {len(each.keep)} values and the state of {len(each.keep_state)} operators, run {len(each.again)} "
-            f"operations again in the backward{f', {len(each.release)} of them twice' if each.release else ''}",
-            each.instances,
-            each.tagged,
-        )
+        Change(each.path, _passing(each) if each.passing else _within(each), each.instances, each.tagged)
         for each in plan.kept
     )
+
+
+def _within(kept: Kept) -> str:
+    return (
+        f"keep {len(kept.keep)} values and the state of {len(kept.keep_state)} operators, run {len(kept.again)} "
+        f"operations again in the backward{f', {len(kept.release)} of them twice' if kept.release else ''}"
+    )
+
+
+def _passing(kept: Kept) -> str:
+    """Of blocks in a row."""
+    often = ", each time it is needed" if kept.release else ""
+    return f"hold nothing of what {', '.join(kept.again)} give to the block after, and make it again{often}"

@@ -46,6 +46,11 @@ class Captured:
     predicate_text: str = ""
 
     @property
+    def random(self) -> bool:
+        """Whether a call of it may draw random numbers."""
+        return any(node.meta.get("random", node.op == "call_module") for node in self.graph.nodes)
+
+    @property
     def fills_late(self) -> bool:
         return any(map(fills_late, self.graph.nodes))
 

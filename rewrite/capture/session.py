@@ -354,7 +354,7 @@ class Session:
         if self.entered is not None:
             written = self.entered.written_buffers
             recorder.written.update(join_path(str(node.target), below) for below in written)
-            node.meta["fills_late"] = self.entered.fills_late
+            node.meta.update(fills_late=self.entered.fills_late, random=self.entered.random)
 
     def call_opaque(
         self, recorder: Recorder, module: nn.Module, path: str, args: tuple[Any, ...], kwargs: dict[str, Any]

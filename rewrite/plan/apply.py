@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 
-from rewrite.plan.curve import Point
+from torch import fx
+
+from rewrite.plan.curve import EACH, Point
 from rewrite.plan.settled import Spot
 from rewrite.plan.tagging import tag
 from rewrite.program import Program, Region
+from rewrite.tags import PASSING, RECOMPUTE, RELEASE
 
 
 @dataclass(frozen=True)
@@ -28,6 +31,8 @@ class Kept:
     """Names of those of them whose value goes after its first run, so that they run twice."""
     tagged: tuple[str, ...]
     """Names of all the nodes in recompute segments."""
+    passing: bool = False
+    """Whether the nodes are calls of blocks, and what is not kept is what passes between these."""
 
 
 Parts = tuple[tuple[tuple[str, ...], frozenset[str], Point], ...]
@@ -41,8 +46,9 @@ def apply_points(
 
     Instances of a region that keep different things get graphs of their own.
     """
+    around = [(program.regions[number], becomes) for number, becomes in groups_of(spots, points)]
     parts: dict[tuple[int, str], Parts] = {}
-    for spot, point in zip(spots, points, strict=True):
+    for spot, point in zip(spots, [point and replace(point, passing="") for point in points], strict=True):
         place = spot.region, spot.instance
         known = parts.get(place, ())
         if point is not None and all(names != spot.names for names, _, _ in known):
@@ -56,7 +62,64 @@ def apply_points(
         for group, instances in groups.items():
             program, taken = program.split(program.left_of(region), tuple(instances))
             kept.append(_tag(taken, group))
-    return program, tuple(kept)
+    passing = [_tag_passing(program.left_of(region), becomes) for region, becomes in around]
+    return program, (*kept, *passing)
+
+
+def groups_of(spots: Sequence[Spot], points: Sequence[Point | None]) -> list[tuple[int, dict[str, str]]]:
+    """Pieces in a row between which nothing is held: the number of the region they are in, or are called from, and for
+    each node there what becomes of what is made, `ONCE` or `EACH`; "" for the last piece."""
+    groups: list[tuple[int, dict[str, str]]] = []
+    before: tuple[str, ...] = ()
+    for spot, point in zip(spots, points, strict=True):
+        if not spot.computes:
+            continue
+        region, names = spot.around
+        if point is not None and point.passing:
+            if not groups or groups[-1][0] != region or not groups[-1][1].keys() >= {*before}:
+                groups.append((region, {}))
+            groups[-1][1].update({**dict.fromkeys(before, point.passing), **dict.fromkeys(names, "")})
+        before = names
+    return groups
+
+
+def may_group(program: Program, spots: Sequence[Spot], points: Sequence[Point | None]) -> bool:
+    """Whether no block between which nothing is to be held has got hooks, which fire once."""
+    return not any(
+        node.meta.get("hooked")
+        for number, becomes in groups_of(spots, points)
+        for node in program.regions[number].nodes()
+        if node.name in becomes
+    )
+
+
+def _tag_passing(region: Region, becomes: Mapping[str, str]) -> Kept:
+    """Tag the nodes of a group, and what is between them."""
+    tagged: dict[fx.Node, None] = {}
+    nodes = [node for node in region.graph.nodes if node.op.startswith("call")]
+    for place, node in enumerate(nodes):
+        if node.name in becomes:
+            tagged |= dict.fromkeys((*_between(nodes[: place + 1], tagged), node))
+    segment = max(region.segments(), default=-1) + 1
+    for node in tagged:
+        node.meta |= {RECOMPUTE: segment, PASSING: True}
+        if becomes.get(node.name) == EACH:
+            node.meta[RELEASE] = True
+    again = tuple(node.name for node in tagged if becomes.get(node.name))
+    each = tuple(name for name in again if becomes[name] == EACH)
+    return Kept(region.path, region.instances, (), (), again, each, tuple(node.name for node in tagged), passing=True)
+
+
+def _between(nodes: Sequence[fx.Node], before: Collection[fx.Node]) -> list[fx.Node]:
+    """Of `nodes`, those by which what `before` makes comes to the last of them."""
+    derived, needed = {*before}, {nodes[-1]}
+    for node in nodes:
+        if not derived.isdisjoint(node.all_input_nodes):
+            derived.add(node)
+    for node in reversed(nodes):
+        if not needed.isdisjoint(node.users):
+            needed.add(node)
+    return [node for node in nodes[:-1] if node in derived & needed and node not in before]
 
 
 def _tag(region: Region, group: Parts) -> Kept:

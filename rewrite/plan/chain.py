@@ -134,7 +134,12 @@ class Chain:
         untouched = self.simulate([0] * len(self.links))
         if untouched.peak_bytes <= budget_bytes and not self._gains:
             return untouched
-        found = [each for fixed in self._ties() if (each := self._best(budget_bytes, fixed)) is not None]
+        found = [
+            each
+            for group in self._groups()
+            for fixed in self._ties()
+            if (each := self._best(budget_bytes, fixed, group)) is not None
+        ]
         return min(found, key=lambda each: (each.seconds, each.peak_bytes), default=None)
 
     @property
@@ -154,7 +159,12 @@ class Chain:
             return [dict(zip(widths, chosen, strict=True)) for chosen in spans]
         return [{name: min(step, width - 1) for name, width in widths.items()} for step in range(max(widths.values()))]
 
-    def _best(self, budget_bytes: int, fixed: dict[str, int]) -> Simulation | None:
+    def _groups(self) -> list[int]:
+        """The lengths of groups that options are for; those that fit any are left out where there are others."""
+        found = {option.group for link in self.links for option in link.options}
+        return sorted(found - {0}) or [0]
+
+    def _best(self, budget_bytes: int, fixed: dict[str, int], group: int) -> Simulation | None:
         if not self._bases:
             self._bases.append(self._levels(None))
         forward, backward = self._bases[0]
@@ -162,7 +172,8 @@ class Chain:
         steps: list[tuple[numpy.ndarray, numpy.ndarray]] = []
         for number, link in enumerate(self.links):
             room = (budget_bytes - forward[number], budget_bytes - backward[number])
-            allowed = [fixed[link.tied]] if link.tied in fixed else range(len(link.options))
+            fitting = [option for option, each in enumerate(link.options) if each.group in (0, group)]
+            allowed = [fixed[link.tied]] if link.tied in fixed else fitting
             parts = []
             for option in allowed:
                 footprint = link.options[option]

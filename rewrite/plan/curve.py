@@ -42,7 +42,11 @@ class Point:
     """Of what is computed again."""
     release: frozenset[str] = frozenset()
     """Of these, the nodes whose value is not held from their first run in a backward to the next use."""
+    passing: str = ""
+    """Of a block, what becomes of what the block before passes to it: held, or made again `ONCE` or for `EACH` use."""
 
+
+ONCE, EACH = "once", "each"
 
 NOTHING = Point(frozenset(), frozenset(), frozenset(), 0, 0.0)
 """The one choice for a graph that makes nothing."""

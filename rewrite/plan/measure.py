@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import functools
 import weakref
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
+from torch import nn
 
 from rewrite.emit.code import compile_graph
 from rewrite.emit.segments import fold_segments
@@ -21,6 +22,10 @@ from rewrite.plan.rerun import ONCE
 from rewrite.plan.stage import Stage
 from rewrite.plan.tagging import tag
 from rewrite.program import Region, copy_graph, value_tensors
+from rewrite.recompute import nesting
+from rewrite.recompute.demand import run_planned
+from rewrite.recompute.passing import Passing
+from rewrite.recompute.plan import Plan, Step
 
 
 @dataclass(frozen=True)
@@ -42,23 +47,75 @@ class Footprint:
     """For each tensor it is given the bytes of the storage behind the gradient that it gives back; 0 for none."""
     seconds: float = 0.0
     """Of what the backward computes again."""
+    group: int = 0
+    """Blocks in a row between whose first and last nothing is held of what passes; 0 for what fits any plan. A plan
+    takes options of one length."""
     work: tuple[Work, ...] = ()
     """The operators of forward and backward."""
 
 
-def measure(kind: Kind, point: Point | None, stage: Stage, accumulating: Iterable[str] = ()) -> Footprint:
+@dataclass(frozen=True)
+class Maker:
+    """The piece before, which runs again whenever a piece asks for what that passed to it."""
+
+    kind: Kind
+    passes: tuple[tuple[int, int], ...]
+    """Numbers of its results, each with that of the input that it becomes."""
+    seconds: float
+    """Of running it again."""
+
+
+def measure(
+    kind: Kind, point: Point | None, stage: Stage, accumulating: Iterable[str] = (), maker: Maker | None = None
+) -> Footprint:
     """The footprint of pieces of this kind that keep what `point` says, or run as they are for None.
 
-    Parameters of the kind's module at the paths in `accumulating` have a gradient when the backward begins.
+    Parameters of the kind's module at the paths in `accumulating` have a gradient when the backward begins. With a
+    `maker` what it passes is not held, and made again for each use.
     """
     graph = copy_graph(kind.graph)
     if point is not None:
         once = {node.name for node in graph.nodes if node.meta.get(ONCE)}
         tag(graph.nodes, {node.name for node in graph.nodes}, point, 0, once)
     region = Region("", ("",), type(kind.module).__name__, graph, written_buffers=kind.written_buffers)
-    run = _Run(kind, compile_graph(fold_segments(region), "piece"), stage)
-    footprint = run.footprint([kind.module.get_parameter(path) for path in accumulating])
-    return footprint if point is None else replace(footprint, seconds=point.seconds)
+    function = compile_graph(fold_segments(region), "piece")
+    passed = None if maker is None else _Passed(maker, function)
+    run = _Run(kind, passed or function, stage)
+    there = [] if passed is None else value_tensors(passed.inputs)
+    footprint = run.footprint([kind.module.get_parameter(path) for path in accumulating], there)
+    seconds = 0.0 if point is None else point.seconds
+    return replace(footprint, seconds=seconds + (0.0 if passed is None else passed.runs * passed.maker.seconds))
+
+
+class _Passed:
+    """The function of a piece within a segment that makes again what passes to it."""
+
+    def __init__(self, maker: Maker, function: Callable[..., tuple[Any, ...]]) -> None:
+        self.maker = maker
+        self.function = function
+        self.again = compile_graph(copy_graph(maker.kind.graph), "piece")
+        self.inputs = [_fresh(value) for value in maker.kind.inputs]
+        self.runs = 0
+
+    def __call__(self, module: nn.Module, *given: Any) -> tuple[Any, ...]:
+        place = len(self.inputs)
+        results = [None] * len(self.maker.kind.results)
+        for result, number in self.maker.passes:
+            results[result] = given[number]
+
+        def recorded(module: nn.Module, run: Passing, *inputs: Any) -> tuple[Any, ...]:
+            run.made(place, tuple(results))
+            with nesting.block(run, []):
+                return self.function(module, *given)
+
+        step = Step(self._run_again, tuple(range(place)), (False,) * place)
+        nothing, each = frozenset[int](), frozenset((place,))
+        plan = Plan("", self.function, recorded, {place: step}, nothing, each, lambda _: (), each, passing=True)
+        return run_planned(Passing(plan, module, self.inputs), self.inputs)
+
+    def _run_again(self, _: nn.Module, *inputs: Any) -> tuple[Any, ...]:
+        self.runs += 1
+        return self.again(self.maker.kind.module, *inputs)
 
 
 class _Source(torch.autograd.Function):
@@ -98,7 +155,7 @@ class _Run:
         self.tracker: Tracker = stage.tracker(self.tally)
         self.gradients: dict[int, int] = {}
 
-    def footprint(self, accumulating: Sequence[torch.Tensor]) -> Footprint:
+    def footprint(self, accumulating: Sequence[torch.Tensor], there: Sequence[torch.Tensor] = ()) -> Footprint:
         parameters = [each for each in self.kind.module.parameters() if each.requires_grad]
         for each in accumulating:
             each.grad = torch.empty_like(each)
@@ -107,7 +164,8 @@ class _Run:
         self._watch_gradients(value_tensors(given))
         gradients_there = [each.grad for each in accumulating if each.grad is not None]
         module = self.kind.module
-        outside = self._outside([*module.parameters(), *module.buffers(), *gradients_there, *value_tensors(given)])
+        own = [*module.parameters(), *module.buffers()]
+        outside = self._outside([*own, *there, *gradients_there, *value_tensors(given)])
         with torch.enable_grad(), self.tracker:
             returned = self.function(self.kind.module, *given)
             tensors = value_tensors(list(returned))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 from torch import nn
@@ -16,7 +16,9 @@ from rewrite.plan.calibrate import node_seconds
 from rewrite.plan.chain import Chain, Link, Value
 from rewrite.plan.curve import Point, curve
 from rewrite.plan.measure import Footprint, measure
+from rewrite.plan.options import Options
 from rewrite.plan.outline import Kind, Outline, Piece, outline
+from rewrite.plan.passing import with_passing
 from rewrite.plan.price import SEGMENT_SECONDS, step_seconds
 from rewrite.plan.release import releasing
 from rewrite.plan.stage import Stage, staged
@@ -24,16 +26,6 @@ from rewrite.program import Program
 
 ALWAYS_THERE = ("parameter", "buffer", "input", "optimizer")
 """Categories of an estimate whose bytes are alive through the whole step."""
-
-
-@dataclass(frozen=True)
-class Options:
-    """What pieces of one kind can keep: for each option the point of the curve, None to run as they are."""
-
-    points: tuple[Point | None, ...]
-    footprints: tuple[Footprint, ...]
-    step_seconds: float = 0.0
-    """Of the piece's forward and backward as it is."""
 
 
 @dataclass
@@ -46,6 +38,8 @@ class Known:
     options: dict[str, Options] = field(default_factory=dict)
     accumulating: dict[tuple[str, tuple[str, ...]], Options] = field(default_factory=dict)
     """The same of pieces some of whose parameters have gradients from later pieces when their backward begins."""
+    passed: dict[Hashable, Footprint] = field(default_factory=dict)
+    """Of pieces that have what passes to them made again for each use."""
 
     def options_of(self, kind: Kind, accumulating: tuple[str, ...], stage: Stage) -> Options:
         """What pieces of this kind can keep: the same points whether their parameters have gradients or not."""
@@ -138,14 +132,17 @@ def plan_models(
         new = [_calibrated(kind) for kind in new]
     with staged(root, device) as stage:
         known.options.update({kind.key: _options(kind, stage, rates, known) for kind in new})
-        return [_model(found, known, root, before, stage) for found in outlines]
+        pairs = zip(outlines, programs, strict=True)
+        return [_model(found, program, known, root, before, stage) for found, program in pairs]
 
 
-def _model(found: Outline, known: Known, root: nn.Module, before: Estimate, stage: Stage) -> PlanModel:
+def _model(
+    found: Outline, program: Program, known: Known, root: nn.Module, before: Estimate, stage: Stage
+) -> PlanModel:
     gradients, accumulating = _gradients_left(found, root)
-    options = tuple(
-        known.options_of(piece.kind, paths, stage) for piece, paths in zip(found.pieces, accumulating, strict=True)
-    )
+    pairs = zip(found.pieces, accumulating, strict=True)
+    plain = [known.options_of(piece.kind, paths, stage) for piece, paths in pairs]
+    options = with_passing(found, program, plain, accumulating, stage, known.passed)
     constant = sum(before.by_category[category] for category in ALWAYS_THERE)
     chain = Chain(
         _links(found, options),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import fx, nn
@@ -37,6 +37,14 @@ class Kind:
     """Of the region that the first of them is of, by path below the module."""
 
 
+class Call(NamedTuple):
+    """A node that calls a block."""
+
+    region: int
+    """Number of the region around."""
+    name: str
+
+
 @dataclass(frozen=True)
 class Piece:
     """One run of a part of a region's graph."""
@@ -53,6 +61,13 @@ class Piece:
     """The `Passing` values that the tensors it reads lie in, by number."""
     outputs: tuple[int, ...]
     """The same for the tensors it returns."""
+    call: Call | None = None
+    """Of a block that is one piece: where it is called."""
+
+    @property
+    def computes(self) -> bool:
+        """Whether it makes any value, rather than views."""
+        return self.kind.profile is None or bool(self.kind.profile.nodes)
 
 
 @dataclass
@@ -128,8 +143,10 @@ class _Walk:
         self.layers: dict[str, str] = {}
         """Instance -> its layers as text."""
 
-    def enter(self, region: Region, instance: str, given: Sequence[Any] | None) -> list[Any]:
-        """The pieces of one run of a region; returns the leaves of its result."""
+    def enter(
+        self, region: Region, instance: str, given: Sequence[Any] | None, call: Call | None = None
+    ) -> list[Any]:
+        """The pieces of one run of a region, called from `call`; returns the leaves of its result."""
         values: dict[fx.Node, Any] = {}
         placeholders = [node for node in region.graph.nodes if node.op == "placeholder"]
         for place, node in enumerate(placeholders):
@@ -143,11 +160,12 @@ class _Walk:
             if node.op == "placeholder":
                 continue
             if node.op == "output":
-                self._close(region, instance, waiting, values, whole=whole)
+                self._close(region, instance, waiting, values, whole=whole, call=call)
                 return [_value(leaf, values) for leaf in node.args[0]]
             if node in calls_inside:
                 self._close(region, instance, waiting, values)
-                values[node] = self._call(calls_inside[node], node, values)
+                call = Call(self.numbered[id(region)], node.name)
+                values[node] = self._call(calls_inside[node], node, values, call)
             elif is_effect(node) or node.meta.get("object"):
                 values[node] = _Object()
             else:
@@ -161,10 +179,10 @@ class _Walk:
         path = f"{instance}.{node.target}".lstrip(".")
         return path if path in self.regions and path not in self.opaque else None
 
-    def _call(self, path: str, node: fx.Node, values: Mapping[fx.Node, Any]) -> Any:
+    def _call(self, path: str, node: fx.Node, values: Mapping[fx.Node, Any], call: Call) -> Any:
         given = calls.split(fx.map_arg((node.args, node.kwargs), lambda each: values[each])).leaves
         region = self._serving_call(path, given)
-        returned = self.enter(region, path, _aligned(region, given))
+        returned = self.enter(region, path, _aligned(region, given), call)
         captured = region.captured
         return returned[0] if captured is None else calls.join(captured.result, returned)
 
@@ -176,16 +194,25 @@ class _Walk:
         return self.regions[path]
 
     def _close(
-        self, region: Region, instance: str, waiting: list[fx.Node], values: dict[fx.Node, Any], *, whole: bool = False
+        self,
+        region: Region,
+        instance: str,
+        waiting: list[fx.Node],
+        values: dict[fx.Node, Any],
+        *,
+        whole: bool = False,
+        call: Call | None = None,
     ) -> None:
         """Make pieces of the nodes seen since the last call: one of all of them, for a block."""
         nodes = list(waiting)
         waiting.clear()
         for part in [nodes] if whole else narrow_cuts(nodes):
             if part:
-                self._piece(region, instance, part, values)
+                self._piece(region, instance, part, values, call if whole else None)
 
-    def _piece(self, region: Region, instance: str, nodes: list[fx.Node], values: dict[fx.Node, Any]) -> None:
+    def _piece(
+        self, region: Region, instance: str, nodes: list[fx.Node], values: dict[fx.Node, Any], call: Call | None
+    ) -> None:
         inside = set(nodes)
         returned = [node for node in nodes if node.op != "get_attr" and any(user not in inside for user in node.users)]
         once = frozenset(node.name for node in self._once(instance, nodes))
@@ -199,7 +226,7 @@ class _Walk:
         for place in dict.fromkeys(reads):
             self.found.passing[place].readers.append(number)
         names = tuple(node.name for node in nodes)
-        self.found.pieces.append(Piece(self.numbered[id(region)], instance, names, once, kind, reads, makes))
+        self.found.pieces.append(Piece(self.numbered[id(region)], instance, names, once, kind, reads, makes, call))
 
     def _extracted(
         self,

@@ -14,7 +14,7 @@ from rewrite.errors import BudgetError, InputError
 from rewrite.example import Example
 from rewrite.memory.rates import PEAK_RATES, Rates
 from rewrite.memory.timeline import Estimate
-from rewrite.plan.apply import Kept, apply_points
+from rewrite.plan.apply import Kept, apply_points, may_group
 from rewrite.plan.chain import Simulation
 from rewrite.plan.curve import Point
 from rewrite.plan.ladder import RUNGS, Ladder
@@ -60,7 +60,7 @@ def plan_keep(program: Program, budget_bytes: int, *, profile: str | None = None
             "plan_keep", "the program is not a whole model that is being rewritten", "call it from a pass's apply()"
         )
     key = call_key(program, example.args, example.kwargs), budget_bytes, profile, calibrate
-    if key in example.settled:
+    if key in example.settled and may_group(program, example.settled[key].spots, example.settled[key].points):
         return _again(program, budget_bytes, example.settled[key])
     search = search_of(program, example, profile=profile, calibrate=calibrate)
     plan = search.plan(budget_bytes)

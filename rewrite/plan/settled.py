@@ -14,7 +14,7 @@ import torch
 
 from rewrite.memory.timeline import Estimate
 from rewrite.plan.curve import Point
-from rewrite.plan.outline import Piece
+from rewrite.plan.outline import Call, Piece
 from rewrite.program import Program
 from rewrite.text import program_text
 
@@ -26,11 +26,19 @@ class Spot(NamedTuple):
     instance: str
     names: tuple[str, ...]
     once: frozenset[str]
+    call: Call | None = None
+    computes: bool = True
+    """Whether it makes any value, rather than views."""
+
+    @property
+    def around(self) -> tuple[int, tuple[str, ...]]:
+        """For a block the number of the region that calls it, and the node there; for any other piece its own."""
+        return (self.region, self.names) if self.call is None else (self.call.region, (self.call.name,))
 
 
 def spot_of(piece: Piece) -> Spot:
     """Where a piece stands."""
-    return Spot(piece.region, piece.instance, piece.names, piece.once)
+    return Spot(piece.region, piece.instance, piece.names, piece.once, piece.call, piece.computes)
 
 
 @dataclass(frozen=True)

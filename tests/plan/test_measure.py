@@ -14,6 +14,7 @@ from rewrite.plan.curve import curve
 from rewrite.plan.measure import Footprint, measure
 from rewrite.plan.outline import Kind, outline
 from rewrite.plan.release import releasing
+from rewrite.plan.settled import spot_of
 from rewrite.plan.stage import staged
 from rewrite.plan.trial import try_program
 from rewrite.program import value_tensors
@@ -90,7 +91,7 @@ def test_the_backward_runs_again_what_was_chosen_and_nothing_else() -> None:
     assert any(point.release for point in choices)
     for point in choices:
         points = [point if piece.kind is block else None for piece in pieces]
-        tagged, _ = apply_points(program.copy(), pieces, points)
+        tagged, _ = apply_points(program.copy(), [spot_of(piece) for piece in pieces], points)
         runs = [*point.again, *point.release]
         again = sum(work.flops * work.calls for name in runs for work in block.profile.efforts[name].work)
         blocks = sum(piece.kind is block for piece in pieces)

@@ -14,6 +14,8 @@ from torch import nn
 import rewrite
 from passes import Checkpoint
 from rewrite import KEEP, KEEP_STATE, RECOMPUTE, RELEASE, Numerics, Pass, PassResult, Program
+from rewrite.plan.curve import EACH, ONCE
+from rewrite.tags import PASSING
 from tests.cases.recomputed import recomputed
 
 BATCH, LENGTH, WIDTH = 4, 6, 8
@@ -32,6 +34,8 @@ class Subset(Pass):
     state: float = 0.0
     release: float = 0.0
     """How likely a value goes after its first run in the backward."""
+    passing: str = ""
+    """What becomes of what passes between blocks: held, or made again `once` or for `each` use."""
 
     def apply(self, program: Program) -> PassResult:
         result = Checkpoint(policy="blocks").apply(program)
@@ -40,7 +44,20 @@ class Subset(Pass):
             for tag, likely in ((KEEP, self.keep), (KEEP_STATE, self.state), (RELEASE, self.release)):
                 if chance.random() < likely:
                     node.meta[tag] = True
+        if self.passing:
+            self._group(result.program)
         return result
+
+    def _group(self, program: Program) -> None:
+        """Hold nothing of what passes between blocks in a row."""
+        around = program.regions[0]
+        calls = [node for node in around.nodes() if node.meta.get("block") and not node.meta.get("hooked")]
+        if any(RECOMPUTE in node.meta for node in around.nodes()) or around.written_buffers:
+            return
+        for node in calls:
+            node.meta |= {RECOMPUTE: 0, PASSING: True}
+            if self.passing == EACH:
+                node.meta[RELEASE] = True
 
 
 NOTHING = Subset()
@@ -49,7 +66,9 @@ STATES = Subset(state=1.0)
 EVERYTHING = Subset(keep=1.0, state=1.0)
 SOME = Subset(seed=1, keep=0.4, state=0.4)
 RELEASED = Subset(release=1.0)
-SUBSETS = (NOTHING, STATES, EVERYTHING, SOME, RELEASED)
+PASSED = Subset(passing=ONCE)
+PASSED_EACH = Subset(seed=1, keep=0.4, state=0.4, release=0.4, passing=EACH)
+SUBSETS = (NOTHING, STATES, EVERYTHING, SOME, RELEASED, PASSED, PASSED_EACH)
 
 Body = Callable[[Any, torch.Tensor], Any]
 

@@ -1,0 +1,236 @@
+"""Options that hold nothing of what passes from one block to the next, but have it made again.
+
+Once for a group of blocks in a row, of which only the first one's input is held (Chen et al. 2016, "Training Deep Nets
+with Sublinear Memory Cost", section 4.1), with what blocks keep within chosen as ever; or each time that a block's
+backward asks for it, which holds least.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections import Counter
+from collections.abc import Hashable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from rewrite.capture.captured import fills_late
+from rewrite.emit.planned import written_buffers
+from rewrite.plan.curve import EACH, ONCE, Point
+from rewrite.plan.measure import Footprint, Maker, measure
+from rewrite.plan.options import Options
+from rewrite.plan.outline import Outline, Piece
+from rewrite.plan.pieces import value_text
+from rewrite.plan.price import STEP_SECONDS
+from rewrite.plan.rerun import ROUTING, changes_mode, function_name, is_effect
+from rewrite.plan.settled import spot_of
+from rewrite.plan.stage import Stage
+from rewrite.program import Program
+
+LARGE = 16
+"""What passes is made again for each use where it is at least one part in 16 of what the block's backward holds."""
+LOWEST = 3
+"""So many of a block's options are tried that way: those whose backward holds least."""
+
+
+@dataclass(frozen=True)
+class Joint:
+    """Where a block is given something that the block before made for it alone."""
+
+    maker: int
+    """Number of the piece before."""
+    values: tuple[int, ...]
+    """Numbers of those passing values."""
+
+
+def with_passing(
+    found: Outline,
+    program: Program,
+    options: Sequence[Options],
+    accumulating: Sequence[tuple[str, ...]],
+    stage: Stage,
+    known: dict[Hashable, Footprint],
+) -> tuple[Options, ...]:
+    """The options of each piece, and where blocks follow one another those that hold nothing of what passes.
+
+    What the block before made for a block alone counts as kept by the block from then on. `accumulating` are for each
+    piece the parameters with a gradient when its backward begins; `known` footprints that were measured before.
+    """
+    joints = _joints(found, program, options)
+    made = list(options)
+    for stack in _stacks(joints):
+        lengths = _lengths(len(stack))
+        ahead = int(found.pieces[stack[0]].call is None)
+        for place, number in enumerate(stack):
+            if number not in joints:
+                continue
+            piece = _Joined(found, number, joints[number], options)
+            # What the block before was given is held, but for what is not a block's: no run goes further back.
+            alone = piece.maker.call is None or (place - ahead) % 2
+            each = piece.for_each(accumulating[number], stage, known) if alone else []
+            once = [
+                option
+                for length in lengths
+                if place % length
+                for option in piece.once(length, [joints[one] for one in stack[place - place % length + 1 : place]])
+            ]
+            points, footprints = zip(*(*piece.holding(), *each, *once), strict=True)
+            made[number] = replace(options[number], points=points, footprints=footprints)
+    return tuple(made)
+
+
+def _joints(found: Outline, program: Program, options: Sequence[Options]) -> dict[int, Joint]:
+    """For each block that may have what passes to it made again, by number, what that is."""
+    runs = Counter((piece.region, piece.instance, piece.names) for piece in found.pieces)
+    views = {number for number, piece in enumerate(found.pieces) if not piece.computes}
+    computing = [number for number in range(len(found.pieces)) if number not in views]
+    joints: dict[int, Joint] = {}
+    for maker, number in itertools.pairwise(computing):
+        one, other = found.pieces[maker], found.pieces[number]
+        if runs[other.region, other.instance, other.names] > 1 or runs[one.region, one.instance, one.names] > 1:
+            continue
+        if not _follow(one, other, program) or (one.call is None and len(options[maker].points) > 1):
+            continue
+        holds = {
+            value
+            for footprint in options[maker].footprints
+            for value, held in zip(one.outputs, footprint.holds_results, strict=False)
+            if held
+        }
+        passed = dict.fromkeys(value for value in other.inputs if found.passing[value].maker == maker)
+        alone = [value for value in passed if {*found.passing[value].readers} - views == {number}]
+        if alone and _runs_again(one, program) and not holds.intersection(passed):
+            joints[number] = Joint(maker, tuple(alone))
+    return joints
+
+
+def _follow(one: Piece, other: Piece, program: Program) -> bool:
+    """Whether `other` is a block, and `one` a block or a part of the graph that calls it, without hooks on them."""
+    if other.call is None:
+        return False
+    (here, names), (there, call) = spot_of(one).around, spot_of(other).around
+    around = program.regions[here]
+    if here != there or len(around.instances) > 1:
+        return False
+    return not any(node.meta.get("hooked") for node in around.nodes() if node.name in (*names, *call))
+
+
+def _runs_again(piece: Piece, program: Program) -> bool:
+    """Whether a piece may be run again as a whole and gives the same."""
+    region = program.regions[piece.region]
+    nodes = [node for node in region.nodes() if node.name in piece.names]
+    if piece.kind.profile is None or piece.once or written_buffers(region, nodes):
+        return False
+    if region.mutated_inputs or (piece.call is None and any(node.meta.get("writes") for node in nodes)):
+        return False
+    return not any(
+        function_name(node) in ROUTING or changes_mode(node) or is_effect(node) or fills_late(node)
+        or node.meta.get("object") or node.kwargs.get("generator") is not None
+        for node in nodes
+    )  # fmt: skip
+
+
+def _stacks(joints: Mapping[int, Joint]) -> list[list[int]]:
+    """Blocks that follow one another, by number."""
+    stacks: list[list[int]] = []
+    for number, joint in sorted(joints.items()):
+        if stacks and stacks[-1][-1] == joint.maker:
+            stacks[-1].append(number)
+        else:
+            stacks.append([joint.maker, number])
+    return stacks
+
+
+def _lengths(blocks: int) -> tuple[int, ...]:
+    """Lengths of groups: pairs, and about the square root of the depth."""
+    return tuple(dict.fromkeys((2, max(2, math.isqrt(blocks)))))
+
+
+class _Joined:
+    """A block that is given something by the block before."""
+
+    def __init__(self, found: Outline, number: int, joint: Joint, options: Sequence[Options]) -> None:
+        self.found = found
+        self.piece = found.pieces[number]
+        self.joint = joint
+        self.options = options[number]
+        self.maker = found.pieces[joint.maker]
+        self.maker_options = options[joint.maker]
+
+    @property
+    def again_seconds(self) -> float:
+        """Of running the block before once more, for its results alone."""
+        nodes = self.maker.kind.profile.nodes if self.maker.kind.profile else ()
+        return sum(node.seconds + STEP_SECONDS for node in nodes)
+
+    def holding(self) -> list[tuple[Point | None, Footprint]]:
+        """The options there are, with what passes counted as the block's own."""
+        pairs = zip(self.options.points, self.options.footprints, strict=True)
+        return [(point, self._counted(footprint, self.held_bytes(footprint))) for point, footprint in pairs]
+
+    def once(self, length: int, before: Sequence[Joint]) -> Iterator[tuple[Point, Footprint]]:
+        """Options for a group of so many blocks, where what passes is made again when the backward comes to the group;
+        `before` are the joints of the group before this one."""
+        there = sum(self.found.passing[value].bytes for joint in before for value in joint.values)
+        given = sum({value: self.found.passing[value].grad_bytes for value in self.piece.outputs}.values())
+        running = min(footprint.forward for footprint in self.maker_options.footprints)
+        for point, footprint in zip(self.options.points, self.options.footprints, strict=True):
+            held = self.held_bytes(footprint)
+            if point is None or not held:
+                continue
+            sweeping = footprint.kept + given + running
+            yield replace(point, passing=ONCE), replace(
+                self._counted(footprint, 0),
+                backward=max(footprint.backward, sweeping) + held + there,
+                seconds=footprint.seconds + self.again_seconds,
+                group=length,
+            )  # fmt: skip
+
+    def for_each(
+        self, accumulating: tuple[str, ...], stage: Stage, known: dict[Hashable, Footprint]
+    ) -> list[tuple[Point, Footprint]]:
+        """Options where what passes is made again each time it is asked for."""
+        maker = self._as_maker()
+        if maker is None:
+            return []
+        pairs = [
+            (point, footprint)
+            for point, footprint in zip(self.options.points, self.options.footprints, strict=True)
+            if point is not None and self.held_bytes(footprint) * LARGE >= footprint.backward
+        ]
+        found = []
+        for point, footprint in sorted(pairs, key=lambda pair: pair[1].backward)[:LOWEST]:
+            key = (self.maker.kind.key, self.piece.kind.key, accumulating, point)
+            if key not in known:
+                known[key] = measure(self.piece.kind, point, stage, accumulating, maker)
+            found.append((replace(point, passing=EACH), self._counted(known[key], 0)))
+        return found
+
+    def held_bytes(self, footprint: Footprint) -> int:
+        """What an option holds of what passes."""
+        pairs = zip(self.piece.inputs, footprint.holds_inputs, strict=False)
+        held = {value for value, holds in pairs if holds} & {*self.joint.values}
+        return sum(self.found.passing[value].bytes for value in held)
+
+    def _counted(self, footprint: Footprint, held_bytes: int) -> Footprint:
+        """The footprint with what passes as its own: so many bytes of it are held."""
+        pairs = zip(self.piece.inputs, footprint.holds_inputs, strict=False)
+        return replace(
+            footprint,
+            kept=footprint.kept + held_bytes,
+            backward=footprint.backward + held_bytes,
+            holds_inputs=tuple(holds and value not in self.joint.values for value, holds in pairs),
+        )
+
+    def _as_maker(self) -> Maker | None:
+        """The block before as what runs again; None if what it gives comes in another form."""
+        results, inputs = self.maker.kind.results, self.piece.kind.inputs
+        if (len(results), len(inputs)) != (len(self.maker.outputs), len(self.piece.inputs)):  # tuples among them
+            return None
+        passes = [
+            (result, number)
+            for number, read in enumerate(self.piece.inputs)
+            for result, value in enumerate(self.maker.outputs)
+            if value == read and value_text(results[result]) == value_text(inputs[number])
+        ]
+        alike = {self.piece.inputs[number] for _, number in passes} >= {*self.joint.values}
+        return Maker(self.maker.kind, tuple(passes), self.again_seconds) if alike else None
