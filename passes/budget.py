@@ -9,7 +9,7 @@ import rewrite
 from rewrite import BudgetError, Change, PassResult, Refusal, parse_bytes, size_text
 
 if TYPE_CHECKING:
-    from rewrite import KeepPlan, Program
+    from rewrite import KeepPlan, Kept, Program
 
 log = logging.getLogger("rewrite")
 

@@ -52,6 +52,7 @@ if TYPE_CHECKING:
     from rewrite.operators import operator_path as operator_path
     from rewrite.optim.build import optimizer as optimizer
     from rewrite.optim.convert import convert_optimizer_state as convert_optimizer_state
+    from rewrite.plan.apply import Kept as Kept
     from rewrite.plan.document import Plan as Plan
     from rewrite.plan.fit import Fit as Fit
     from rewrite.plan.search import KeepPlan as KeepPlan
@@ -104,6 +105,7 @@ _HOMES = {
     "rewrite.precision": ("Precision",),
     "rewrite.scaling": ("full_precision", "loss_scaler"),
     "rewrite.weight_casts": ("cast_weight", "projections"),
+    "rewrite.plan.apply": ("Kept",),
     "rewrite.plan.document": ("Plan",),
     "rewrite.plan.fit": ("Fit",),
     "rewrite.planning": ("find_batch", "fit", "plan"),

@@ -151,11 +151,15 @@ class _Segment:
             compile_graph(part, self.region.path),
             tuple(self.places[source] for source in sources),
             tuple(any(each.requires_grad for each in value_tensors(source.meta.get("val"))) for source in sources),
-            random=_is_random(node),
+            random=_is_random(node) and self._read_again(node),
             masked=_masks(node),
             buffers=written_buffers(self.region, [node]),
             owners=_owning_paths([node]),
         )
+
+    def _read_again(self, node: fx.Node) -> bool:
+        """Whether a value may be wanted again: of what passes between blocks what the last one gives is not."""
+        return not node.meta.get(PASSING) or any(user in self.places for user in node.users)
 
     # The forward.
 
@@ -217,8 +221,7 @@ class _Teller:
         else:
             if step is not None and step.random and not self._is_kept_whole(place):
                 self.tell("draws", place)
-            block = node.meta.get("block")
-            copied = self._through_run("block", node, place, made) if block else self.part.node_copy(node, made.__getitem__)
+            copied = self._called(node, place, made)
         if _computes(node) and not (self.segment.is_view(node) and _saves_nothing(node)):
             self.tell("made", place, copied, *gone)
             return copied
@@ -231,13 +234,16 @@ class _Teller:
     def _is_kept_whole(self, place: Place) -> bool:
         return place in self.plan.kept and place in self.plan.kept_state
 
+    def _called(self, node: fx.Node, place: Place, made: dict[fx.Node, fx.Node]) -> fx.Node:
+        if node.meta.get("block"):
+            return self._through_run("block", node, place, made)
+        return self.part.node_copy(node, made.__getitem__)
+
     def _through_run(self, method: str, node: fx.Node, place: Place, made: dict[fx.Node, fx.Node]) -> fx.Node:
         """The node, run by a method of the run."""
         args, kwargs = fx.map_arg((node.args, node.kwargs), made.__getitem__)
         called = (self.part.get_attr(str(node.target)),) if node.op == "call_module" else ()
-        told = self.part.create_node(
-            "call_method", method, (self.told, place, *called, *args), kwargs, name=node.name
-        )
+        told = self.part.create_node("call_method", method, (self.told, place, *called, *args), kwargs, name=node.name)
         told.meta = dict(node.meta)
         return told
 

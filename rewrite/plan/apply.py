@@ -63,7 +63,7 @@ def apply_points(
             program, taken = program.split(program.left_of(region), tuple(instances))
             kept.append(_tag(taken, group))
     passing = [_tag_passing(program.left_of(region), becomes) for region, becomes in around]
-    return program, (*kept, *passing)
+    return program, (*kept, *filter(None, passing))
 
 
 def groups_of(spots: Sequence[Spot], points: Sequence[Point | None]) -> list[tuple[int, dict[str, str]]]:
@@ -83,23 +83,15 @@ def groups_of(spots: Sequence[Spot], points: Sequence[Point | None]) -> list[tup
     return groups
 
 
-def may_group(program: Program, spots: Sequence[Spot], points: Sequence[Point | None]) -> bool:
-    """Whether no block between which nothing is to be held has got hooks, which fire once."""
-    return not any(
-        node.meta.get("hooked")
-        for number, becomes in groups_of(spots, points)
-        for node in program.regions[number].nodes()
-        if node.name in becomes
-    )
-
-
-def _tag_passing(region: Region, becomes: Mapping[str, str]) -> Kept:
-    """Tag the nodes of a group, and what is between them."""
+def _tag_passing(region: Region, becomes: Mapping[str, str]) -> Kept | None:
+    """Tag the nodes of a group, and what is between them; nothing if one has got hooks, which fire once."""
     tagged: dict[fx.Node, None] = {}
     nodes = [node for node in region.graph.nodes if node.op.startswith("call")]
     for place, node in enumerate(nodes):
         if node.name in becomes:
             tagged |= dict.fromkeys((*_between(nodes[: place + 1], tagged), node))
+    if any(node.meta.get("hooked") for node in tagged):
+        return None
     segment = max(region.segments(), default=-1) + 1
     for node in tagged:
         node.meta |= {RECOMPUTE: segment, PASSING: True}

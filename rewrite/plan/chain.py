@@ -159,12 +159,12 @@ class Chain:
             return [dict(zip(widths, chosen, strict=True)) for chosen in spans]
         return [{name: min(step, width - 1) for name, width in widths.items()} for step in range(max(widths.values()))]
 
-    def _groups(self) -> list[int]:
-        """The lengths of groups that options are for; those that fit any are left out where there are others."""
-        found = {option.group for link in self.links for option in link.options}
-        return sorted(found - {0}) or [0]
+    def _groups(self) -> list[tuple[int, str] | None]:
+        """The ways to group blocks that options are for."""
+        found = {option.group for link in self.links for option in link.options if option.group}
+        return [*sorted(found)] or [None]
 
-    def _best(self, budget_bytes: int, fixed: dict[str, int], group: int) -> Simulation | None:
+    def _best(self, budget_bytes: int, fixed: dict[str, int], group: tuple[int, str] | None) -> Simulation | None:
         if not self._bases:
             self._bases.append(self._levels(None))
         forward, backward = self._bases[0]
@@ -172,7 +172,7 @@ class Chain:
         steps: list[tuple[numpy.ndarray, numpy.ndarray]] = []
         for number, link in enumerate(self.links):
             room = (budget_bytes - forward[number], budget_bytes - backward[number])
-            fitting = [option for option, each in enumerate(link.options) if each.group in (0, group)]
+            fitting = [option for option, each in enumerate(link.options) if each.group in (None, group)]
             allowed = [fixed[link.tied]] if link.tied in fixed else fitting
             parts = []
             for option in allowed:

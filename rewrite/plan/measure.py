@@ -47,9 +47,9 @@ class Footprint:
     """For each tensor it is given the bytes of the storage behind the gradient that it gives back; 0 for none."""
     seconds: float = 0.0
     """Of what the backward computes again."""
-    group: int = 0
-    """Blocks in a row between whose first and last nothing is held of what passes; 0 for what fits any plan. A plan
-    takes options of one length."""
+    group: tuple[int, str] | None = None
+    """In what groups of blocks in a row, between which nothing is held, the option has its place: how many each has,
+    and what becomes of what is passed to the first. None for any plan; a plan takes options of one way to group."""
     work: tuple[Work, ...] = ()
     """The operators of forward and backward."""
 
@@ -115,7 +115,8 @@ class _Passed:
 
     def _run_again(self, _: nn.Module, *inputs: Any) -> tuple[Any, ...]:
         self.runs += 1
-        return self.again(self.maker.kind.module, *inputs)
+        results: tuple[Any, ...] = self.again(self.maker.kind.module, *inputs)
+        return results
 
 
 class _Source(torch.autograd.Function):

@@ -143,9 +143,7 @@ class _Walk:
         self.layers: dict[str, str] = {}
         """Instance -> its layers as text."""
 
-    def enter(
-        self, region: Region, instance: str, given: Sequence[Any] | None, call: Call | None = None
-    ) -> list[Any]:
+    def enter(self, region: Region, instance: str, given: Sequence[Any] | None, call: Call | None = None) -> list[Any]:
         """The pieces of one run of a region, called from `call`; returns the leaves of its result."""
         values: dict[fx.Node, Any] = {}
         placeholders = [node for node in region.graph.nodes if node.op == "placeholder"]

@@ -21,15 +21,22 @@ from rewrite.plan.options import Options
 from rewrite.plan.outline import Outline, Piece
 from rewrite.plan.pieces import value_text
 from rewrite.plan.price import STEP_SECONDS
+from rewrite.plan.profile import RANDOM_STATE_BYTES
 from rewrite.plan.rerun import ROUTING, changes_mode, function_name, is_effect
 from rewrite.plan.settled import spot_of
 from rewrite.plan.stage import Stage
 from rewrite.program import Program
+from rewrite.tags import RECOMPUTE
 
 LARGE = 16
 """What passes is made again for each use where it is at least one part in 16 of what the block's backward holds."""
+FEW = 4
+"""Blocks of a stack up to which the first of them too may have what it is given made again for each use."""
 LOWEST = 3
 """So many of a block's options are tried that way: those whose backward holds least."""
+
+
+Choice = tuple[Point | None, Footprint]
 
 
 @dataclass(frozen=True)
@@ -58,24 +65,40 @@ def with_passing(
     joints = _joints(found, program, options)
     made = list(options)
     for stack in _stacks(joints):
-        lengths = _lengths(len(stack))
-        ahead = int(found.pieces[stack[0]].call is None)
-        for place, number in enumerate(stack):
+        ahead = [number for number in stack if found.pieces[number].call is None]  # a part of the graph around
+        blocks = stack[len(ahead) :]
+        sizes = [_bytes(found, joints.get(one)) for one in blocks]
+        for place, number in enumerate(blocks):
             if number not in joints:
                 continue
-            piece = _Joined(found, number, joints[number], options)
-            # What the block before was given is held, but for what is not a block's: no run goes further back.
-            alone = piece.maker.call is None or (place - ahead) % 2
-            each = piece.for_each(accumulating[number], stage, known) if alone else []
-            once = [
-                option
-                for length in lengths
-                if place % length
-                for option in piece.once(length, [joints[one] for one in stack[place - place % length + 1 : place]])
-            ]
-            points, footprints = zip(*(*piece.holding(), *each, *once), strict=True)
+            joined = _Joined(found, number, joints[number], options)
+            # What the block before was given is held then: no run goes further back than that.
+            each = [] if place and place % 2 == 0 else joined.for_each(accumulating[number], stage, known)
+            ways = {ONCE: joined.once(), EACH: each}
+            choices = joined.holding()
+            for length, first in _groupings(len(blocks), bool(ahead)):
+                choices += _in_groups(ways, place, length, first, sizes)
+            points, footprints = zip(*choices, strict=True)
             made[number] = replace(options[number], points=points, footprints=footprints)
     return tuple(made)
+
+
+def _bytes(found: Outline, joint: Joint | None) -> int:
+    return 0 if joint is None else sum(found.passing[value].bytes for value in joint.values)
+
+
+def _in_groups(
+    ways: Mapping[str, list[Choice]], place: int, length: int, first: str, sizes: Sequence[int]
+) -> Iterator[Choice]:
+    """The choices of a block at a place of its stack, for groups of so many blocks. `sizes` are of what is passed to
+    each block; what is made again once for the blocks before it in its group is there beside its own."""
+    start = place - place % length
+    if place == start and place:  # the first of a group holds what it is given
+        return
+    there = sum(sizes[start + 1 : place]) + (sizes[0] if place and not start and first == ONCE else 0)
+    for way in (ONCE, EACH) if place else (first,):
+        for point, footprint in ways[way]:
+            yield point, replace(footprint, backward=footprint.backward + there, group=(length, first))
 
 
 def _joints(found: Outline, program: Program, options: Sequence[Options]) -> dict[int, Joint]:
@@ -104,14 +127,16 @@ def _joints(found: Outline, program: Program, options: Sequence[Options]) -> dic
 
 
 def _follow(one: Piece, other: Piece, program: Program) -> bool:
-    """Whether `other` is a block, and `one` a block or a part of the graph that calls it, without hooks on them."""
+    """Whether `other` is a block that writes to nothing it is given, and `one` a block or a part of the graph that
+    calls it, without hooks on them."""
     if other.call is None:
         return False
     (here, names), (there, call) = spot_of(one).around, spot_of(other).around
     around = program.regions[here]
-    if here != there or len(around.instances) > 1:
+    if here != there or len(around.instances) > 1 or program.regions[other.region].mutated_inputs:
         return False
-    return not any(node.meta.get("hooked") for node in around.nodes() if node.name in (*names, *call))
+    nodes = [node for node in around.nodes() if node.name in (*names, *call)]
+    return not any(node.meta.get("hooked") or RECOMPUTE in node.meta for node in nodes)
 
 
 def _runs_again(piece: Piece, program: Program) -> bool:
@@ -140,9 +165,11 @@ def _stacks(joints: Mapping[int, Joint]) -> list[list[int]]:
     return stacks
 
 
-def _lengths(blocks: int) -> tuple[int, ...]:
-    """Lengths of groups: pairs, and about the square root of the depth."""
-    return tuple(dict.fromkeys((2, max(2, math.isqrt(blocks)))))
+def _groupings(blocks: int, ahead: bool) -> list[tuple[int, str]]:
+    """The ways to group a stack: pairs, and about the square root of the depth; with something `ahead` of the first
+    block, what becomes of what is passed to that."""
+    lengths = dict.fromkeys((2, max(2, math.isqrt(blocks))))
+    return [*itertools.product(lengths, (ONCE, EACH) if ahead and blocks <= FEW else (ONCE,))]
 
 
 class _Joined:
@@ -162,15 +189,14 @@ class _Joined:
         nodes = self.maker.kind.profile.nodes if self.maker.kind.profile else ()
         return sum(node.seconds + STEP_SECONDS for node in nodes)
 
-    def holding(self) -> list[tuple[Point | None, Footprint]]:
+    def holding(self) -> list[Choice]:
         """The options there are, with what passes counted as the block's own."""
         pairs = zip(self.options.points, self.options.footprints, strict=True)
         return [(point, self._counted(footprint, self.held_bytes(footprint))) for point, footprint in pairs]
 
-    def once(self, length: int, before: Sequence[Joint]) -> Iterator[tuple[Point, Footprint]]:
-        """Options for a group of so many blocks, where what passes is made again when the backward comes to the group;
-        `before` are the joints of the group before this one."""
-        there = sum(self.found.passing[value].bytes for joint in before for value in joint.values)
+    def once(self) -> list[Choice]:
+        """Options where what passes is made again when the backward comes to the group, and is there from then on."""
+        found: list[Choice] = []
         given = sum({value: self.found.passing[value].grad_bytes for value in self.piece.outputs}.values())
         running = min(footprint.forward for footprint in self.maker_options.footprints)
         for point, footprint in zip(self.options.points, self.options.footprints, strict=True):
@@ -178,16 +204,15 @@ class _Joined:
             if point is None or not held:
                 continue
             sweeping = footprint.kept + given + running
-            yield replace(point, passing=ONCE), replace(
-                self._counted(footprint, 0),
-                backward=max(footprint.backward, sweeping) + held + there,
+            again = replace(
+                self._counted(footprint, self._replay_bytes),
+                backward=max(footprint.backward, sweeping) + held + self._replay_bytes,
                 seconds=footprint.seconds + self.again_seconds,
-                group=length,
-            )  # fmt: skip
+            )
+            found.append((replace(point, passing=ONCE), again))
+        return found
 
-    def for_each(
-        self, accumulating: tuple[str, ...], stage: Stage, known: dict[Hashable, Footprint]
-    ) -> list[tuple[Point, Footprint]]:
+    def for_each(self, accumulating: tuple[str, ...], stage: Stage, known: dict[Hashable, Footprint]) -> list[Choice]:
         """Options where what passes is made again each time it is asked for."""
         maker = self._as_maker()
         if maker is None:
@@ -197,12 +222,12 @@ class _Joined:
             for point, footprint in zip(self.options.points, self.options.footprints, strict=True)
             if point is not None and self.held_bytes(footprint) * LARGE >= footprint.backward
         ]
-        found = []
-        for point, footprint in sorted(pairs, key=lambda pair: pair[1].backward)[:LOWEST]:
+        found: list[Choice] = []
+        for point, _ in sorted(pairs, key=lambda pair: pair[1].backward)[:LOWEST]:
             key = (self.maker.kind.key, self.piece.kind.key, accumulating, point)
             if key not in known:
                 known[key] = measure(self.piece.kind, point, stage, accumulating, maker)
-            found.append((replace(point, passing=EACH), self._counted(known[key], 0)))
+            found.append((replace(point, passing=EACH), self._counted(known[key], self._replay_bytes)))
         return found
 
     def held_bytes(self, footprint: Footprint) -> int:
@@ -210,6 +235,12 @@ class _Joined:
         pairs = zip(self.piece.inputs, footprint.holds_inputs, strict=False)
         held = {value for value, holds in pairs if holds} & {*self.joint.values}
         return sum(self.found.passing[value].bytes for value in held)
+
+    @property
+    def _replay_bytes(self) -> int:
+        """Held so that the block before runs again with the random numbers of its forward."""
+        efforts = self.maker.kind.profile.efforts.values() if self.maker.kind.profile else ()
+        return RANDOM_STATE_BYTES if any(effort.drawn for effort in efforts) else 0
 
     def _counted(self, footprint: Footprint, held_bytes: int) -> Footprint:
         """The footprint with what passes as its own: so many bytes of it are held."""

@@ -8,13 +8,14 @@ smaller budget is never answered by a plan with a larger peak.
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass
 
 from rewrite.errors import BudgetError, InputError
 from rewrite.example import Example
 from rewrite.memory.rates import PEAK_RATES, Rates
 from rewrite.memory.timeline import Estimate
-from rewrite.plan.apply import Kept, apply_points, may_group
+from rewrite.plan.apply import Kept, apply_points, groups_of
 from rewrite.plan.chain import Simulation
 from rewrite.plan.curve import Point
 from rewrite.plan.ladder import RUNGS, Ladder
@@ -24,6 +25,8 @@ from rewrite.plan.trial import try_program
 from rewrite.program import Program
 from rewrite.report.sizes import size_text
 from rewrite.text import program_text
+
+log = logging.getLogger("rewrite")
 
 
 @dataclass(frozen=True)
@@ -60,7 +63,7 @@ def plan_keep(program: Program, budget_bytes: int, *, profile: str | None = None
             "plan_keep", "the program is not a whole model that is being rewritten", "call it from a pass's apply()"
         )
     key = call_key(program, example.args, example.kwargs), budget_bytes, profile, calibrate
-    if key in example.settled and may_group(program, example.settled[key].spots, example.settled[key].points):
+    if key in example.settled:
         return _again(program, budget_bytes, example.settled[key])
     search = search_of(program, example, profile=profile, calibrate=calibrate)
     plan = search.plan(budget_bytes)
@@ -72,6 +75,12 @@ def plan_keep(program: Program, budget_bytes: int, *, profile: str | None = None
 def _again(program: Program, budget_bytes: int, settled: Settled) -> KeepPlan:
     """The plan that was made for an equal program."""
     tagged, kept = apply_points(program.copy(), settled.spots, settled.points)
+    if len(groups_of(settled.spots, settled.points)) > sum(each.passing for each in kept):
+        log.warning(
+            "The plan for %s holds nothing of what passes between some blocks, and these have got hooks since: they "
+            "hold it now, and a step takes more.\nAdd hooks before the first step to have a plan that knows of them.",
+            size_text(budget_bytes),
+        )
     return KeepPlan(tagged, kept, budget_bytes, settled.before, settled.after, settled.seconds, settled.rung)
 
 

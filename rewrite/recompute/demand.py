@@ -241,7 +241,7 @@ class Run:
     def forget(self) -> None:
         """Hold nothing any more but what tokens hold."""
         self.live, self.storages, self.holders, self.sources = {}, {}, {}, {}
-        self.tokens, self.pending, self.ends = [], [], []
+        self.tokens, self.pending, self.ends, self.holder = [], [], [], None
 
     def _know(self, place: Place, value: Any) -> None:
         if type(value) is torch.Tensor or isinstance(value, torch.Tensor):  # the metaclass of classes takes its time

@@ -77,6 +77,35 @@ class Joined(nn.Module):
         return torch.cat([self.again(hidden), first], -1).pow(2).mean()
 
 
+class Convolutions(nn.Module):
+    """A block whose input is as large as anything in it."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(channels, channels, 3, 1, 1)
+        self.norm = nn.GroupNorm(4, channels)
+        self.conv2 = nn.Conv2d(channels, channels, 3, 1, 1)
+
+    def forward(self, image: torch.Tensor) -> torch.Tensor:
+        return functional.silu(self.conv2(functional.silu(self.norm(self.conv1(image)))))
+
+
+class Level(nn.Module):
+    """A stem and blocks of convolutions on one size of images."""
+
+    def __init__(self, blocks: int = 2, channels: int = 16) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.stem = nn.Conv2d(3, channels, 3, 1, 1)
+        self.blocks = nn.ModuleList(Convolutions(channels) for _ in range(blocks))
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        hidden = self.stem(images)
+        for block in self.blocks:
+            hidden = block(hidden)
+        return hidden.pow(2).mean()
+
+
 def tokens(batch: int = 4, length: int = 48) -> torch.Tensor:
     """Ids below 64 of shape (batch, length)."""
     return torch.randint(0, 64, (batch, length), generator=torch.Generator().manual_seed(1))

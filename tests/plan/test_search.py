@@ -18,7 +18,7 @@ from rewrite.memory.allocator import allocated_peak_bytes
 from rewrite.plan.ladder import RUNGS
 from rewrite.plan.search import Search
 from tests.memory.models import MODELS
-from tests.plan.models import Bridged, Joined, Stack, Twice, tokens
+from tests.plan.models import Bridged, Joined, Level, Stack, Twice, tokens
 from tests.zoo.plain import PLAIN
 
 Built = tuple[nn.Module, Any]
@@ -31,6 +31,8 @@ def zoo(name: str) -> Callable[[], Built]:
 
 SMALL: dict[str, Callable[[], Built]] = {
     "equal-blocks": lambda: (Stack(64, 64, 64, 64), tokens()),
+    "deep": lambda: (Stack(*(16,) * 12, width=64), tokens()),
+    "large-maps": lambda: (Level(), torch.randn(1, 3, 24, 24)),
     "unequal-blocks": lambda: (Stack(16, 256, 64, 128), tokens()),
     "shared-block": lambda: (Stack(64, 64, 64, shared=True), tokens()),
     "called-in-two-ways": lambda: (Twice(), torch.randn(4, 48, 32)),
