@@ -120,8 +120,10 @@ def _joints(found: Outline, program: Program, options: Sequence[Options]) -> dic
             if held
         }
         passed = dict.fromkeys(value for value in other.inputs if found.passing[value].maker == maker)
-        alone = [value for value in passed if {*found.passing[value].readers} - views == {number}]
-        if alone and _runs_again(one, program) and not holds.intersection(passed):
+        alone = [
+            value for value in passed if {*found.passing[value].readers} - views == {number} and value not in holds
+        ]
+        if alone and _runs_again(one, program):
             joints[number] = Joint(maker, tuple(alone))
     return joints
 
@@ -181,7 +183,7 @@ class _Joined:
         self.joint = joint
         self.options = options[number]
         self.maker = found.pieces[joint.maker]
-        self.maker_options = options[joint.maker]
+        self.all_options = options
 
     @property
     def again_seconds(self) -> float:
@@ -198,15 +200,15 @@ class _Joined:
         """Options where what passes is made again when the backward comes to the group, and is there from then on."""
         found: list[Choice] = []
         given = sum({value: self.found.passing[value].grad_bytes for value in self.piece.outputs}.values())
-        running = min(footprint.forward for footprint in self.maker_options.footprints)
+        running = min(footprint.forward for footprint in self.all_options[self.joint.maker].footprints)
         for point, footprint in zip(self.options.points, self.options.footprints, strict=True):
             held = self.held_bytes(footprint)
             if point is None or not held:
                 continue
             sweeping = footprint.kept + given + running
             again = replace(
-                self._counted(footprint, self._replay_bytes),
-                backward=max(footprint.backward, sweeping) + held + self._replay_bytes,
+                self._counted(footprint, self._start_bytes),
+                backward=max(footprint.backward, sweeping) + held + self._start_bytes,
                 seconds=footprint.seconds + self.again_seconds,
             )
             found.append((replace(point, passing=ONCE), again))
@@ -227,7 +229,7 @@ class _Joined:
             key = (self.maker.kind.key, self.piece.kind.key, accumulating, point)
             if key not in known:
                 known[key] = measure(self.piece.kind, point, stage, accumulating, maker)
-            found.append((replace(point, passing=EACH), self._counted(known[key], self._replay_bytes)))
+            found.append((replace(point, passing=EACH), self._counted(known[key], self._start_bytes)))
         return found
 
     def held_bytes(self, footprint: Footprint) -> int:
@@ -237,10 +239,23 @@ class _Joined:
         return sum(self.found.passing[value].bytes for value in held)
 
     @property
-    def _replay_bytes(self) -> int:
-        """Held so that the block before runs again with the random numbers of its forward."""
+    def _start_bytes(self) -> int:
+        """Held so that the block before can run again: what it is given, if no piece up to it holds that whatever it
+        keeps, and the state of the generator."""
+        passing = self.found.passing
+        given = [value for value in dict.fromkeys(self.maker.inputs) if passing[value].maker is not None]
+        alone = [value for value in given if not any(self._always_holds(one, value) for one in passing[value].readers)]
         efforts = self.maker.kind.profile.efforts.values() if self.maker.kind.profile else ()
-        return RANDOM_STATE_BYTES if any(effort.drawn for effort in efforts) else 0
+        state = RANDOM_STATE_BYTES if any(effort.drawn for effort in efforts) else 0
+        return state + sum(passing[value].bytes for value in alone)
+
+    def _always_holds(self, reader: int, value: int) -> bool:
+        """Whether a piece that runs no later than the block before holds what it is given under every option."""
+        places = [place for place, read in enumerate(self.found.pieces[reader].inputs) if read == value]
+        return reader <= self.joint.maker and all(
+            any(footprint.holds_inputs[place] for place in places if place < len(footprint.holds_inputs))
+            for footprint in self.all_options[reader].footprints
+        )
 
     def _counted(self, footprint: Footprint, held_bytes: int) -> Footprint:
         """The footprint with what passes as its own: so many bytes of it are held."""

@@ -154,6 +154,7 @@ def plan_document(plan: Plan) -> Document:
                 "keep_state": list(each.keep_state),
                 "again": list(each.again),
                 "release": list(each.release),
+                "passing": each.passing,
             }
             for each in plan.kept
         ],
