@@ -111,7 +111,7 @@ def _joints(found: Outline, program: Program, options: Sequence[Options]) -> dic
         one, other = found.pieces[maker], found.pieces[number]
         if runs[other.region, other.instance, other.names] > 1 or runs[one.region, one.instance, one.names] > 1:
             continue
-        if not _follow(one, other, program) or (one.call is None and len(options[maker].points) > 1):
+        if not _follow(one, other, program) or not _runs_again(one, program):
             continue
         holds = {
             value
@@ -119,12 +119,12 @@ def _joints(found: Outline, program: Program, options: Sequence[Options]) -> dic
             for value, held in zip(one.outputs, footprint.holds_results, strict=False)
             if held
         }
+        if one.call is None and (holds or len(options[maker].points) > 1):  # what it keeps itself would go with the rest
+            continue
         passed = dict.fromkeys(value for value in other.inputs if found.passing[value].maker == maker)
-        alone = [
-            value for value in passed if {*found.passing[value].readers} - views == {number} and value not in holds
-        ]
-        if alone and _runs_again(one, program):
-            joints[number] = Joint(maker, tuple(alone))
+        alone = [value for value in passed if {*found.passing[value].readers} - views == {number}]
+        if values := tuple(value for value in alone if value not in holds):
+            joints[number] = Joint(maker, values)
     return joints
 
 
