@@ -119,8 +119,8 @@ def _joints(found: Outline, program: Program, options: Sequence[Options]) -> dic
             for value, held in zip(one.outputs, footprint.holds_results, strict=False)
             if held
         }
-        if one.call is None and (holds or len(options[maker].points) > 1):  # what it keeps itself would go with the rest
-            continue
+        if one.call is None and (holds or len(options[maker].points) > 1):
+            continue  # in a group, what it keeps of its own would go with the rest
         passed = dict.fromkeys(value for value in other.inputs if found.passing[value].maker == maker)
         alone = [value for value in passed if {*found.passing[value].readers} - views == {number}]
         if values := tuple(value for value in alone if value not in holds):
