@@ -28,7 +28,7 @@ VIEWS = frozenset({
 
 def can_plan(region: Region, group: Sequence[fx.Node], mutated_inputs: Sequence[int]) -> bool:
     """Whether values of the segment can be had one by one. Otherwise it is recomputed whole."""
-    if mutated_inputs or _changes_buffers(region, group):
+    if mutated_inputs or changes_buffers(region, group):
         return False
     return not any(_runs_whole(node) or fills_late(node) or node.target in SPANS for node in group)
 
@@ -45,13 +45,13 @@ def _runs_whole(node: fx.Node) -> bool:
     return bool(node.meta.get("block")) and (not node.meta.get(PASSING) or bool(node.meta.get("hooked")))
 
 
-def _changes_buffers(region: Region, group: Sequence[fx.Node]) -> bool:
+def changes_buffers(region: Region, group: Sequence[fx.Node]) -> bool:
     """Whether the graph itself, not a layer it calls, writes to an attribute: the next forward writes there too."""
     attributes = {source for node in group for source in node.all_input_nodes if source.op == "get_attr"}
-    held = {storage for node in attributes for storage in _storages(node)}
+    held = {storage for node in attributes for storage in storages_of(node)}
     by_name = {node.name: node for node in region.graph.nodes}
     written = {name for node in group for name in node.meta.get("writes", ())}
-    if held & {storage for name in written for storage in _storages(by_name[name])}:
+    if held & {storage for name in written for storage in storages_of(by_name[name])}:
         return True
     return any(str(node.target) in region.written_buffers for node in attributes)
 
@@ -71,7 +71,7 @@ class _Segment:
             self.places[node] = len(self.places)
         attributes = {source for node in self.group for source in node.all_input_nodes if source.op == "get_attr"}
         for node in (*attributes, *self.inputs, *self.group):
-            for storage in _storages(node):
+            for storage in storages_of(node):
                 self.homes.setdefault(storage, node)
 
     def plan(self) -> Plan:
@@ -92,6 +92,7 @@ class _Segment:
             owners_of(step for step in self.group if self.places[step] in steps),
             self._released(),
             passing,
+            {self.places[node]: unread for node in self.group if passing and (unread := _unread(node))},
         )
         object.__setattr__(plan, "recorded", compile_graph(self._forward(plan), self.region.path))
         return plan
@@ -111,12 +112,12 @@ class _Segment:
         order = {node: place for place, node in enumerate(self.region.graph.nodes)}
         by_name = {node.name: node for node in self.region.graph.nodes}
         for writer in self.group:
-            storages = {key for name in writer.meta.get("writes", ()) for key in _storages(by_name[name])}
+            storages = {key for name in writer.meta.get("writes", ()) for key in storages_of(by_name[name])}
             if not storages:
                 continue
             found.add(writer)
             for node in self.group:
-                reads = {key for source in (*node.all_input_nodes, node) for key in _storages(source)}
+                reads = {key for source in (*node.all_input_nodes, node) for key in storages_of(source)}
                 if reads & storages and order[node] <= order[writer]:
                     found.add(node)
         return found
@@ -130,12 +131,12 @@ class _Segment:
 
     def _homes(self, node: fx.Node) -> list[fx.Node]:
         """The nodes of the segment in whose storage the node's value lies."""
-        homes = (self.homes.get(storage) for storage in _storages(node))
+        homes = (self.homes.get(storage) for storage in storages_of(node))
         return [home for home in homes if home is not None and home in self.places and home not in self.inputs]
 
     def is_view(self, node: fx.Node) -> bool:
         """Whether all the node gives lies in storage that another one made."""
-        storages = _storages(node)
+        storages = storages_of(node)
         return bool(storages) and all(self.homes[storage] is not node for storage in storages)
 
     def _step(self, node: fx.Node) -> Step:
@@ -276,13 +277,23 @@ def written_buffers(region: Region, nodes: Iterable[fx.Node]) -> tuple[str, ...]
     return tuple(path for path in region.written_buffers if path in read or path.startswith(tuple(touched)))
 
 
-def _storages(node: fx.Node) -> list[int]:
+def storages_of(node: fx.Node) -> list[int]:
+    """Identities of the storages that a node's fake value lies in, dense ones."""
     dense = [tensor for tensor in value_tensors(node.meta.get("val")) if tensor.layout == torch.strided]
     return [tensor.untyped_storage()._cdata for tensor in dense]
 
 
 def _name(node: fx.Node) -> str:
     return node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
+
+
+def _unread(node: fx.Node) -> frozenset[int]:
+    """Of a node that gives several values, the positions of those that nothing reads."""
+    value = node.meta.get("val")
+    if not isinstance(value, (tuple, list)) or any(user.target is not operator.getitem for user in node.users):
+        return frozenset()
+    read = {user.args[1] for user in node.users if user.users}
+    return frozenset(part for part in range(len(value)) if part not in read)
 
 
 def _saves_nothing(node: fx.Node) -> bool:

@@ -13,12 +13,12 @@ from rewrite import runtime
 from rewrite.capture.captured import fills_late
 from rewrite.emit.code import compile_graph
 from rewrite.emit.detached import detached, detached_runs
-from rewrite.emit.planned import can_plan, draws_by_itself, owners_of, plan_segment, written_buffers
+from rewrite.emit.planned import SPANS, can_plan, draws_by_itself, owners_of, plan_segment, written_buffers
 from rewrite.errors import ContractError
 from rewrite.program import Region, value_tensors
 from rewrite.recompute.segment import Planned
 from rewrite.recompute.whole import Recomputed
-from rewrite.tags import KEEP, RECOMPUTE
+from rewrite.tags import KEEP, PASSING, RECOMPUTE
 
 
 def fold_segments(region: Region) -> fx.Graph:
@@ -101,11 +101,26 @@ def _segment(
     outputs: list[fx.Node],
     attributes: list[fx.Node],
 ) -> Callable[..., tuple[Any, ...]]:
+    _check_passing(region, group)
     mutated = _mutated(region, group, inputs)
     whole = _whole(region, group, inputs, outputs, attributes, mutated)
     if can_plan(region, group, mutated):
         return Planned(plan_segment(region, group, inputs, outputs), whole)
     return whole
+
+
+def _check_passing(region: Region, group: tuple[fx.Node, ...]) -> None:
+    """Raise ContractError if a node among calls of blocks that run in one piece would come out of its order."""
+    if PASSING not in group[0].meta:
+        return
+    nodes = list(region.graph.nodes)
+    for node in nodes[nodes.index(group[0]) : nodes.index(group[-1])]:
+        if node not in group and (node.meta.get("writes") or node.meta.get("random") or node.target in SPANS):
+            raise ContractError(
+                f"blocks of segment {group[0].meta[RECOMPUTE]} of region {region.path or 'root'!r}",
+                f"{node.name} stands between them, and writes, draws random numbers or changes a mode",
+                "end the segment before it",
+            )
 
 
 def _whole(

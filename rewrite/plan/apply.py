@@ -62,7 +62,7 @@ def apply_points(
         for group, instances in groups.items():
             program, taken = program.split(program.left_of(region), tuple(instances))
             kept.append(_tag(taken, group))
-    passing = [_tag_passing(program.left_of(region), becomes) for region, becomes in around]
+    passing = [tag_passing(program.left_of(region), becomes) for region, becomes in around]
     return program, (*kept, *filter(None, passing))
 
 
@@ -83,7 +83,7 @@ def groups_of(spots: Sequence[Spot], points: Sequence[Point | None]) -> list[tup
     return groups
 
 
-def _tag_passing(region: Region, becomes: Mapping[str, str]) -> Kept | None:
+def tag_passing(region: Region, becomes: Mapping[str, str]) -> Kept | None:
     """Tag the nodes of a group, and what is between them; nothing if one has got hooks, which fire once."""
     tagged: dict[fx.Node, None] = {}
     nodes = [node for node in region.graph.nodes if node.op.startswith("call")]

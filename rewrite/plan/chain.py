@@ -8,6 +8,7 @@ programming over the pieces, from the first to the last, on (bytes kept so far, 
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -158,6 +159,13 @@ class Chain:
             spans = itertools.product(*[range(width) for width in widths.values()])
             return [dict(zip(widths, chosen, strict=True)) for chosen in spans]
         return [{name: min(step, width - 1) for name, width in widths.items()} for step in range(max(widths.values()))]
+
+    @functools.cached_property
+    def is_loose(self) -> bool:
+        """Whether `best` may count a value as held that a choice does not hold."""
+        return any(
+            len({option.holds_inputs + option.holds_results for option in link.options}) > 1 for link in self.links
+        )
 
     def _groups(self) -> list[tuple[int, str] | None]:
         """The ways to group blocks that options are for."""

@@ -40,7 +40,10 @@ class Ladder:
         """The plan of a rung, with its simulated peak."""
         targets = self.targets()
         if rung not in self._plans:
-            found = self.chain.best(targets[rung])
-            assert found is not None, "a target above the lowest peak has a plan"
-            self._plans[rung] = found
+            # Bounds that leave a choice out which would do: a plan that does is then taken from above, or from below.
+            above = self.simulated(rung - 1) if self.chain.is_loose else None
+            if above is not None and above.peak_bytes <= targets[rung]:
+                self._plans[rung] = above
+            else:
+                self._plans[rung] = self.chain.best(targets[rung]) or self._plans[RUNGS]
         return self._plans[rung]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import operator
 from collections import Counter
 from collections.abc import Hashable, Iterator, Sequence
@@ -141,7 +142,10 @@ def _model(
 ) -> PlanModel:
     gradients, accumulating = _gradients_left(found, root)
     pairs = zip(found.pieces, accumulating, strict=True)
-    plain = [known.options_of(piece.kind, paths, stage) for piece, paths in pairs]
+    plain = [
+        _without(found.written_later(number), piece, known.options_of(piece.kind, paths, stage))
+        for number, (piece, paths) in enumerate(pairs)
+    ]
     options = with_passing(found, program, plain, accumulating, stage, known.passed)
     constant = sum(before.by_category[category] for category in ALWAYS_THERE)
     chain = Chain(
@@ -155,6 +159,17 @@ def _model(
         gradients,
     )
     return PlanModel(tuple(found.pieces), options, chain)
+
+
+def _without(values: set[int], piece: Piece, options: Options) -> Options:
+    """The options of a piece that run nothing again from `values`, which are passed to it and written to later."""
+    left = [
+        place
+        for place, footprint in enumerate(options.footprints)
+        if place == 0 or values.isdisjoint(itertools.compress(piece.inputs, footprint.holds_inputs))
+    ]
+    points, footprints = [options.points[place] for place in left], [options.footprints[place] for place in left]
+    return replace(options, points=tuple(points), footprints=tuple(footprints))
 
 
 def _last_grad_bytes(place: int, found: Outline, options: Sequence[Options]) -> int:

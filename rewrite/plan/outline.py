@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
+import operator
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -13,7 +16,7 @@ from rewrite import calls
 from rewrite.memory.rates import Rates
 from rewrite.plan.pieces import extract, graph_key, module_text, narrow_cuts, value_text
 from rewrite.plan.profile import Profile, profile_graph
-from rewrite.plan.rerun import is_effect
+from rewrite.plan.rerun import changes_mode, is_effect
 from rewrite.plan.stage import Stage, example
 from rewrite.program import Program, Region, value_tensors
 
@@ -64,10 +67,11 @@ class Piece:
     call: Call | None = None
     """Of a block that is one piece: where it is called."""
 
-    @property
+    @functools.cached_property
     def computes(self) -> bool:
-        """Whether it makes any value, rather than views."""
-        return self.kind.profile is None or bool(self.kind.profile.nodes)
+        """Whether it does anything but make views."""
+        profile = self.kind.profile
+        return profile is None or bool(profile.nodes) or any(map(_acts, self.kind.graph.nodes))
 
 
 @dataclass
@@ -80,6 +84,8 @@ class Passing:
     maker: int | None
     """Number of the piece that makes it; None for an input of the model."""
     readers: list[int] = field(default_factory=list)
+    written: int = -1
+    """Number of the last piece that changes it in place; -1 for none."""
 
 
 @dataclass
@@ -89,6 +95,10 @@ class Outline:
     pieces: list[Piece] = field(default_factory=list)
     passing: list[Passing] = field(default_factory=list)
     kinds: dict[str, Kind] = field(default_factory=dict)
+
+    def written_later(self, number: int) -> set[int]:
+        """Of the values that a piece is given, those that a later one changes in place."""
+        return {value for value in self.pieces[number].inputs if self.passing[value].written > number}
 
 
 def outline(program: Program, stage: Stage, rates: Rates, kinds: dict[str, Kind] | None = None) -> Outline:
@@ -119,6 +129,11 @@ def serving(program: Program) -> dict[str, Region]:
 
 def _ran(region: Region, path: str) -> bool:
     return path in getattr(region.captured, "instances", (region.path,))
+
+
+def _acts(node: fx.Node) -> bool:
+    """Whether a node does something beside what it returns."""
+    return bool(node.meta.get("writes") or node.meta.get("random"))
 
 
 class _Object:
@@ -178,11 +193,31 @@ class _Walk:
         return path if path in self.regions and path not in self.opaque else None
 
     def _call(self, path: str, node: fx.Node, values: Mapping[fx.Node, Any], call: Call) -> Any:
-        given = calls.split(fx.map_arg((node.args, node.kwargs), lambda each: values[each])).leaves
+        around = path.removesuffix(str(node.target)).rstrip(".")
+        arguments = fx.map_arg((node.args, node.kwargs), lambda each: self._given(each, around, values))
+        given = calls.split(arguments).leaves
         region = self._serving_call(path, given)
         returned = self.enter(region, path, _aligned(region, given), call)
         captured = region.captured
         return returned[0] if captured is None else calls.join(captured.result, returned)
+
+    def _given(self, node: fx.Node, instance: str, values: Mapping[fx.Node, Any]) -> Any:
+        """The value of a node; of one that reads a weight or a buffer of the instance, that."""
+        if node.op == "get_attr":
+            return operator.attrgetter(str(node.target))(self.stage.root.get_submodule(instance))
+        return values.get(node)
+
+    def _note_writes(
+        self, region: Region, instance: str, nodes: Sequence[fx.Node], values: Mapping[fx.Node, Any], number: int
+    ) -> None:
+        """Note which passing values the piece of this number, of these nodes, changes in place."""
+        by_name = {node.name: node for node in region.graph.nodes}
+        names = [name for node in nodes for name in node.meta.get("writes", ())]
+        changed = [by_name[name] for name in (*names, *region.mutated_inputs) if name in by_name]
+        for tensor in value_tensors([self._given(node, instance, values) for node in changed]):
+            known = self.numbers.get(tensor.untyped_storage()._cdata)
+            if known is not None:
+                self.found.passing[known].written = number
 
     def _serving_call(self, path: str, given: list[Any]) -> Region:
         """The region for a call: of those that serve the instance, the one that was captured with such tensors."""
@@ -223,6 +258,7 @@ class _Walk:
         makes = tuple(place for value in results for place in self._number(value, number))
         for place in dict.fromkeys(reads):
             self.found.passing[place].readers.append(number)
+        self._note_writes(region, instance, nodes, values, number)
         names = tuple(node.name for node in nodes)
         self.found.pieces.append(Piece(self.numbered[id(region)], instance, names, once, kind, reads, makes, call))
 
@@ -270,10 +306,10 @@ class _Walk:
         if key in self.found.kinds:
             return self.found.kinds[key]
         profile: Profile | None = None
-        try:
-            profile, results = profile_graph(graph, module, inputs, self.stage, self.rates, passes_on)
-        except Exception:  # noqa: BLE001 - a part that cannot be run by itself, for whatever reason, is left as it is
-            results = tuple(example(node.meta.get("val")) for node in returned)
+        results = tuple(example(node.meta.get("val")) for node in returned)
+        if not sum(map(changes_mode, graph.nodes)):  # otherwise a span goes on around blocks, and would after a run
+            with contextlib.suppress(Exception):  # what cannot be run by itself, for whatever reason, is left as it is
+                profile, results = profile_graph(graph, module, inputs, self.stage, self.rates, passes_on)
         kind = self.found.kinds[key] = Kind(key, graph, module, inputs, profile, results, passes_on, written)
         return kind
 

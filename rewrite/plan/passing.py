@@ -14,7 +14,7 @@ from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from rewrite.capture.captured import fills_late
-from rewrite.emit.planned import written_buffers
+from rewrite.emit.planned import changes_buffers, written_buffers
 from rewrite.plan.curve import EACH, ONCE, Point
 from rewrite.plan.measure import Footprint, Maker, measure
 from rewrite.plan.options import Options
@@ -111,7 +111,7 @@ def _joints(found: Outline, program: Program, options: Sequence[Options]) -> dic
         one, other = found.pieces[maker], found.pieces[number]
         if runs[other.region, other.instance, other.names] > 1 or runs[one.region, one.instance, one.names] > 1:
             continue
-        if not _follow(one, other, program) or not _runs_again(one, program):
+        if not _follow(one, other, program) or not _runs_again(one, program) or found.written_later(maker):
             continue
         holds = {
             value
@@ -130,29 +130,39 @@ def _joints(found: Outline, program: Program, options: Sequence[Options]) -> dic
 
 def _follow(one: Piece, other: Piece, program: Program) -> bool:
     """Whether `other` is a block that writes to nothing it is given, and `one` a block or a part of the graph that
-    calls it, without hooks on them."""
+    calls it, without hooks on them and with nothing between but views."""
     if other.call is None:
         return False
     (here, names), (there, call) = spot_of(one).around, spot_of(other).around
     around = program.regions[here]
     if here != there or len(around.instances) > 1 or program.regions[other.region].mutated_inputs:
         return False
-    nodes = [node for node in around.nodes() if node.name in (*names, *call)]
-    return not any(node.meta.get("hooked") or RECOMPUTE in node.meta for node in nodes)
+    nodes = list(around.nodes())
+    places = [place for place, node in enumerate(nodes) if node.name in (*names, *call)]
+    if any(nodes[place].meta.get("hooked") or RECOMPUTE in nodes[place].meta for place in places):
+        return False
+    if changes_buffers(around, [nodes[place] for place in places]):
+        return False
+    between = nodes[places[0] : places[-1]]
+    return not any(changes_mode(node) or is_effect(node) or node.meta.get("writes") for node in between)
 
 
 def _runs_again(piece: Piece, program: Program) -> bool:
     """Whether a piece may be run again as a whole and gives the same."""
     region = program.regions[piece.region]
-    nodes = [node for node in region.nodes() if node.name in piece.names]
-    if piece.kind.profile is None or piece.once or written_buffers(region, nodes):
+    own = [node for node in region.nodes() if piece.call is not None or node.name in piece.names]
+    number, names = spot_of(piece).around
+    around = [node for node in program.regions[number].nodes() if node.name in names]
+    if piece.kind.profile is None or piece.once or region.mutated_inputs or written_buffers(region, own):
         return False
-    if region.mutated_inputs or (piece.call is None and any(node.meta.get("writes") for node in nodes)):
+    if written_buffers(program.regions[number], around):
+        return False
+    if piece.call is None and any(node.meta.get("writes") for node in own):
         return False
     return not any(
         function_name(node) in ROUTING or changes_mode(node) or is_effect(node) or fills_late(node)
         or node.meta.get("object") or node.kwargs.get("generator") is not None
-        for node in nodes
+        for node in own
     )  # fmt: skip
 
 

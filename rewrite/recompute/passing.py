@@ -34,8 +34,8 @@ class Passing(Run):
     def __init__(self, plan: Plan, module: nn.Module, inputs: Sequence[Any]) -> None:
         self.choices: dict[Place, list[Any]] = {}
         """The code that each block, and those within it, ran."""
-        self.wanted: frozenset[Place] = frozenset()
-        """Values that tokens stand for."""
+        self.wanted: frozenset[tuple[Place, int]] = frozenset()
+        """Values that tokens stand for, and which part of each."""
         self.held: dict[Place, Any] = {}
         """What there is to start from."""
         super().__init__(plan, module, inputs)
@@ -50,13 +50,24 @@ class Passing(Run):
 
     def finish(self) -> None:
         """The forward is through."""
-        self.wanted = frozenset(token.wanted for token in self.tokens)
+        self.wanted = frozenset((token.wanted, token.part) for token in self.tokens)
         self.held = dict(self.sources)
         self.versions = {
             place: value._version
             for place, value in self.held.items()
             if isinstance(value, torch.Tensor) and not value.is_inference()
         }
+
+    def _know(self, place: Place, value: Any) -> None:
+        super()._know(place, self._read(place, value))
+
+    def _read(self, place: Place, value: Any) -> Any:
+        """What a node gave, without what neither a node reads nor a token stands for."""
+        unread = self.plan.unread.get(place)
+        if not unread:
+            return value
+        wanted = {token_part for at, token_part in self.wanted if at == place}
+        return tuple(None if part in unread - wanted else item for part, item in enumerate(value))
 
     # What the backward asks for.
 
@@ -72,15 +83,18 @@ class Passing(Run):
         """The value at `wanted`; those on the way that tokens stand for are there from then on."""
         order = self._to_run(wanted)
         steps, there = self.plan.steps, dict(self.values)
+        held = {place for place, _ in self.wanted} - self.plan.released
         last = {source: place for place in order for source in steps[place].inputs}
         with GATE, as_surrounded(self.surroundings), as_set(self.settings.changed()):
             for place in order:
                 self.weights.check(self.plan.path, self.module, owners_at(steps[place].owners))
-                there[place] = self._run_again(place, [self._value(each, there) for each in steps[place].inputs])
+                given = [self._value(each, there) for each in steps[place].inputs]
+                there[place] = self._read(place, self._run_again(place, given))
+                del given
                 for source in steps[place].inputs:
                     if last[source] == place:
                         there.pop(source, None)
-                if place in self.wanted and place not in self.plan.released:
+                if place in held:
                     self.values[place] = there[place]
         return there[wanted]
 

@@ -63,6 +63,8 @@ class Plan:
     what passes between blocks: each time it is asked for."""
     passing: bool = False
     """Whether the nodes are calls of blocks, and what is between: `rewrite.recompute.passing`."""
+    unread: dict[Place, frozenset[int]] = field(default_factory=dict)
+    """Of blocks that give several values those that nothing reads, by position."""
     dropped: frozenset[Place] = frozenset()
     """Nodes whose value is not kept."""
     written: tuple[str, ...] = ()

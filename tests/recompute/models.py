@@ -14,8 +14,8 @@ from torch import nn
 import rewrite
 from passes import Checkpoint
 from rewrite import KEEP, KEEP_STATE, RECOMPUTE, RELEASE, Numerics, Pass, PassResult, Program
+from rewrite.plan.apply import tag_passing
 from rewrite.plan.curve import EACH, ONCE
-from rewrite.tags import PASSING
 from tests.cases.recomputed import recomputed
 
 BATCH, LENGTH, WIDTH = 4, 6, 8
@@ -54,10 +54,7 @@ class Subset(Pass):
         calls = [node for node in around.nodes() if node.meta.get("block") and not node.meta.get("hooked")]
         if any(RECOMPUTE in node.meta for node in around.nodes()) or around.written_buffers:
             return
-        for node in calls:
-            node.meta |= {RECOMPUTE: 0, PASSING: True}
-            if self.passing == EACH:
-                node.meta[RELEASE] = True
+        tag_passing(around, {node.name: self.passing for node in calls})
 
 
 NOTHING = Subset()
