@@ -23,6 +23,10 @@ MOST_TIED = 64
 """Joint choices tried for blocks that run several times; beyond that, all take the same place of their curves."""
 
 
+LOOSE = 256
+"""Bytes that may be counted too much are neglected up to one part in 256 of the untouched peak."""
+
+
 @dataclass(frozen=True)
 class Value:
     """A storage that passes between pieces."""
@@ -162,10 +166,17 @@ class Chain:
 
     @functools.cached_property
     def is_loose(self) -> bool:
-        """Whether `best` may count a value as held that a choice does not hold."""
-        return any(
-            len({option.holds_inputs + option.holds_results for option in link.options}) > 1 for link in self.links
-        )
+        """Whether `best` may count values as held that a choice does not hold, of so many bytes that it matters."""
+        differing = set[int]()
+        for link in self.links:
+            held = [
+                {value for value, holds in zip(link.inputs, option.holds_inputs, strict=False) if holds}
+                | {value for value, holds in zip(link.outputs, option.holds_results, strict=False) if holds}
+                for option in link.options
+            ]
+            differing |= set[int]().union(*held) - held[0].intersection(*held)
+        off_bytes = sum(self.values[value].bytes for value in differing)
+        return off_bytes * LOOSE > self.simulate([0] * len(self.links)).peak_bytes
 
     def _groups(self) -> list[tuple[int, str] | None]:
         """The ways to group blocks that options are for."""
