@@ -14,6 +14,7 @@ from torch import fx, nn
 
 from rewrite import calls
 from rewrite.memory.rates import Rates
+from rewrite.plan.matching import Held, aligned, anew, takes
 from rewrite.plan.pieces import extract, graph_key, module_text, narrow_cuts, value_text
 from rewrite.plan.profile import Profile, profile_graph
 from rewrite.plan.rerun import changes_mode, is_effect
@@ -136,10 +137,6 @@ def _acts(node: fx.Node) -> bool:
     return bool(node.meta.get("writes") or node.meta.get("random"))
 
 
-class _Object:
-    """Stands for an object that holds tensors, such as a key-value cache."""
-
-
 class _Walk:
     def __init__(self, program: Program, stage: Stage, rates: Rates) -> None:
         self.stage = stage
@@ -164,7 +161,7 @@ class _Walk:
         placeholders = [node for node in region.graph.nodes if node.op == "placeholder"]
         for place, node in enumerate(placeholders):
             value = example(node.meta.get("val")) if given is None else given[place]
-            values[node] = _Object() if node.meta.get("object") else value
+            values[node] = Held() if node.meta.get("object") else value
             self._number(values[node], maker=None)
         calls_inside = {node: path for node in region.graph.nodes if (path := self._called(region, instance, node))}
         whole = not calls_inside and bool(instance)
@@ -180,7 +177,7 @@ class _Walk:
                 call = Call(self.numbered[id(region)], node.name)
                 values[node] = self._call(calls_inside[node], node, values, call)
             elif is_effect(node) or node.meta.get("object"):
-                values[node] = _Object()
+                values[node] = Held()
             else:
                 waiting.append(node)
         return []
@@ -197,7 +194,7 @@ class _Walk:
         arguments = fx.map_arg((node.args, node.kwargs), lambda each: self._given(each, around, values))
         given = calls.split(arguments).leaves
         region = self._serving_call(path, given)
-        returned = self.enter(region, path, _aligned(region, given), call)
+        returned = self.enter(region, path, aligned(region, given), call)
         captured = region.captured
         return returned[0] if captured is None else calls.join(captured.result, returned)
 
@@ -222,7 +219,7 @@ class _Walk:
     def _serving_call(self, path: str, given: list[Any]) -> Region:
         """The region for a call: of those that serve the instance, the one that was captured with such tensors."""
         for region in self.program.regions:
-            if path in region.instances and _takes(region, given):
+            if path in region.instances and takes(region, given):
                 return region
         return self.regions[path]
 
@@ -252,7 +249,7 @@ class _Walk:
         kind, sources = self._extracted(region, instance, nodes, values, returned, once)
         inputs = tuple(values[node] for node in sources)
         number = len(self.found.pieces)
-        results = _anew(kind, inputs)
+        results = anew(kind.inputs, kind.results, inputs)
         values.update(zip(returned, results, strict=True))
         reads = tuple(place for value in inputs for place in self._number(value, None))
         makes = tuple(place for value in results for place in self._number(value, number))
@@ -355,56 +352,3 @@ def _is_number(node: fx.Node) -> bool:
 
 def _value(leaf: Any, values: Mapping[fx.Node, Any]) -> Any:
     return values.get(leaf) if isinstance(leaf, fx.Node) else leaf
-
-
-def _takes(region: Region, given: list[Any]) -> bool:
-    """Whether a region's placeholders are like what a call hands over: sizes, dtypes, what gradients flow through."""
-    described = [example(node.meta.get("val")) for node in region.graph.nodes if node.op == "placeholder"]
-    if len(described) != len(given):
-        return False
-    pairs = [
-        (one, other)
-        for one, other in zip(described, given, strict=True)
-        if isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor)
-    ]
-    return all(
-        (one.shape, one.dtype, one.requires_grad) == (other.shape, other.dtype, other.requires_grad)
-        for one, other in pairs
-    )
-
-
-def _aligned(region: Region, leaves: list[Any]) -> list[Any]:
-    """The leaves of a call for the region's placeholders. An object's content is taken as capture described it."""
-    placeholders = [node for node in region.graph.nodes if node.op == "placeholder"]
-    if len(leaves) == len(placeholders):
-        return leaves
-    described = [example(node.meta.get("val")) for node in placeholders]
-    before = next((place for place, leaf in enumerate(leaves) if isinstance(leaf, _Object)), len(leaves))
-    after = len(leaves) - before - 1
-    if sum(isinstance(leaf, _Object) for leaf in leaves) != 1 or before + after > len(described):
-        return [*leaves[:before], *described[before:]]
-    middle = described[before : len(described) - after]
-    return [*leaves[:before], *middle, *leaves[len(leaves) - after :]]
-
-
-def _anew(kind: Kind, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
-    """What a piece of this kind returns for `inputs`: tensors without history, sharing storages as in its first run."""
-    bases: dict[int, torch.Tensor] = {}
-    for first, given in zip(kind.inputs, inputs, strict=True):
-        for known, tensor in zip(value_tensors(first), value_tensors(given), strict=True):
-            bases.setdefault(known.untyped_storage()._cdata, tensor.detach())
-
-    def leaf(value: Any) -> Any:
-        if not isinstance(value, torch.Tensor):
-            return value
-        storage = value.untyped_storage()
-        base = bases.get(storage._cdata)
-        if base is None:
-            base = bases[storage._cdata] = torch.empty(storage.nbytes() // value.itemsize, dtype=value.dtype)
-        if base.dtype != value.dtype:
-            base = torch.empty(storage.nbytes() // value.itemsize, dtype=value.dtype)
-        made = base.as_strided(value.shape, value.stride(), value.storage_offset())
-        return made.requires_grad_() if value.requires_grad else made
-
-    results: tuple[Any, ...] = torch.utils._pytree.tree_map(leaf, kind.results)
-    return results

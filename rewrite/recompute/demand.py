@@ -25,13 +25,11 @@ from rewrite.recompute.plan import Place, Plan, Step
 from rewrite.recompute.replay import as_surrounded, random_state, replayed, surroundings
 from rewrite.recompute.settings import Settings, as_set
 from rewrite.recompute.tensors import detached, is_plain, is_weight, leaf_of, never
+from rewrite.recompute.tokens import WHOLE, Kept, Token, unpack
 from rewrite.recompute.unchanged import Weights, changed, modules_of
 
 LARGE_STATE = 16
 """What an operator saves for itself is dropped if it takes more than one part in 16 of its result's bytes."""
-
-WHOLE = -1
-"""Part of a value: all of it. Other parts are positions in a tuple."""
 
 _NOTHING = torch.empty(0)
 _UNKNOWN, _APART = (-1, WHOLE, _NOTHING), (-1, WHOLE, _NOTHING)
@@ -47,50 +45,6 @@ def run_planned(run: Run, inputs: Sequence[Any]) -> tuple[Any, ...]:
     finally:
         run.forget()  # after an error too: values hold, through their graphs, tokens, and these the run
     return results
-
-
-Kept = tuple[torch.Tensor, int, Plan]
-"""What autograd holds for a tensor that is kept: it, how often it had been written when it was saved (of what goes
-through hooks autograd does not check that), and the plan it was kept by."""
-
-
-class Token:
-    """What autograd holds for a tensor that an operator of the segment made."""
-
-    __slots__ = ("geometry", "index", "kept", "number", "part", "run", "sources", "wanted")
-
-    def __init__(self, run: Run, number: int, kept: Kept | None) -> None:
-        self.run = run
-        self.number = number
-        """Which of the tensors saved by its operator this is."""
-        self.kept: Kept | dropout.Mask | None = kept
-        """The tensor, or the mask it is made from, unless it is to be computed again."""
-        self.wanted: Place = 0
-        """The value it is a view of; `~place` for what the operator of a node made for itself."""
-        self.part = WHOLE
-        self.geometry: tuple[Any, Any, Any] | None = None
-        """Size, stride and offset, where they are not the value's."""
-        self.index = 0
-        """Its place among the tokens of the run that are not kept."""
-        self.sources: tuple[Any, ...] = ()
-        """What it can be had from. Held here, so that it goes with the last token that may need it."""
-
-
-def unpack(held: Token | Kept) -> torch.Tensor:
-    """The tensor that is held, or that a token stands for."""
-    if type(held) is tuple:
-        kept = held
-    else:
-        token: Token = held  # type: ignore[assignment]
-        if token.kept is None:
-            return token.run.cashed(token)
-        if type(token.kept) is dropout.Mask:
-            return token.kept.expand()
-        kept = token.kept  # type: ignore[assignment]
-    tensor, version, plan = kept
-    if tensor._version != version:
-        raise changed(plan.path, "a tensor that was saved for the backward was changed in place")
-    return tensor
 
 
 class Run:

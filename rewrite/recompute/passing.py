@@ -16,11 +16,12 @@ from torch import nn
 from rewrite.gate import GATE
 from rewrite.recompute import dropout, nesting
 from rewrite.recompute.buffers import copied_buffers
-from rewrite.recompute.demand import WHOLE, Run, Token
+from rewrite.recompute.demand import Run
 from rewrite.recompute.plan import Place, Plan
 from rewrite.recompute.replay import as_surrounded, replayed
 from rewrite.recompute.settings import as_set
 from rewrite.recompute.tensors import detached
+from rewrite.recompute.tokens import WHOLE, Token
 from rewrite.recompute.unchanged import changed, owners_at
 
 
