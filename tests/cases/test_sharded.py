@@ -12,14 +12,34 @@ import torch.distributed as dist
 import torch.multiprocessing as processes
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
+from transformers import BertConfig, BertForMaskedLM
 
 import rewrite
+from rewrite.errors import BudgetError
 from tests.cases.recomputed import planned_between, recomputed
 from tests.zoo import ZOO
 
-PLANNED = "to a budget"
+PLANNED, LOWEST = "to a budget", "to the lowest peak"
 STEPS = 3
 WORLD = 2
+
+
+def deep() -> torch.nn.Module:
+    """A BERT of which what passes between layers is much of what a recompute holds: the lowest plan groups them."""
+    torch.manual_seed(0)
+    config = BertConfig(
+        vocab_size=64, hidden_size=64, intermediate_size=16, num_hidden_layers=6, num_attention_heads=2,
+    )  # fmt: skip
+    return BertForMaskedLM(config)
+
+
+def lowest(batch: dict[str, torch.Tensor]) -> torch.nn.Module:
+    """It, with that plan."""
+    with pytest.raises(BudgetError) as raised:
+        rewrite.optimize(deep(), "checkpoint{budget=1}", example_inputs=batch)
+    small = rewrite.optimize(deep(), f"checkpoint{{budget={raised.value.lowest_bytes}}}", example_inputs=batch)
+    assert any("hold nothing of what" in change.summary for change in rewrite.report(small).changes)
+    return small
 
 
 def train(model: torch.nn.Module, batch: dict[str, torch.Tensor]) -> tuple[list[float], list[torch.Tensor]]:
@@ -48,16 +68,22 @@ def worker(rank: int, port: int, spec: str, folder: str) -> None:
     try:
         entry = ZOO["bert"]
         batch = entry.inputs(8, 32)  # large enough for recompute to lower the peak
-        spec = planned_between(entry.build(), batch) if spec == PLANNED else spec
-        small = rewrite.optimize(entry.build(), spec, example_inputs=batch)
+        if spec == LOWEST:
+            ids = torch.randint(0, 64, (8, 32), generator=torch.Generator().manual_seed(0))
+            batch = {"input_ids": ids, "labels": ids}
+            plain, small = deep(), lowest(batch)
+        else:
+            plain = entry.build()
+            spec = planned_between(plain, batch) if spec == PLANNED else spec
+            small = rewrite.optimize(entry.build(), spec, example_inputs=batch)
         assert any(path.startswith("bert.encoder.layer.") for path in recomputed(small))
-        torch.save((train(entry.build(), batch), train(small, batch)), Path(folder) / f"{rank}.pt")
+        torch.save((train(plain, batch), train(small, batch)), Path(folder) / f"{rank}.pt")
     finally:
         dist.destroy_process_group()
 
 
 @pytest.mark.thinned(3)
-@pytest.mark.parametrize("spec", [PLANNED, "checkpoint", "checkpoint{policy=sqrt}"])
+@pytest.mark.parametrize("spec", [PLANNED, LOWEST, "checkpoint", "checkpoint{policy=sqrt}"])
 def test_sharded_blocks_train_as_the_plain_ones(spec: str, tmp_path: Path) -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
