@@ -26,8 +26,10 @@ def scratch_bytes(func: Callable[..., Any], args: tuple[Any, ...], out: Any) -> 
         dense = _made_dense(x, weight, x, weight)
         if _unfolds(x, dilation, transposed):
             return dense + _unfolded_forward_bytes(x, out, _columns(weight, out, x, stride, padding), args[8])
-        reorders = _reorders(x, weight, stride, dilation, transposed, args[8])
-        return dense + (_forward_bytes(x, weight, out) if reorders else 0)
+        if not _reorders(x, weight, stride, dilation, transposed, args[8]):
+            return dense
+        fills = not transposed and _fills(x, weight, stride, dilation, args[8])
+        return dense + _forward_bytes(x, weight, out, fills)
     if func is aten.convolution_backward.default:
         grad, x, weight, _, stride, padding, dilation, transposed = args[:8]
         dense = _made_dense(x, weight, grad, x, weight)
@@ -35,7 +37,9 @@ def scratch_bytes(func: Callable[..., Any], args: tuple[Any, ...], out: Any) -> 
             columns = _columns(weight, grad, x, stride, padding)
             return dense + _unfolded_backward_bytes(grad, x, out, columns, args[9])
         reorders = _reorders(x, weight, stride, dilation, transposed, args[9])
-        return dense + (_backward_bytes(grad, x, weight, out) if reorders else 0)
+        return dense + (
+            _backward_bytes(grad, x, weight, out, _fills(x, weight, stride, dilation, args[9])) if reorders else 0
+        )
     if func is aten._scaled_dot_product_flash_attention_for_cpu.default:
         return attention_scratch.forward_bytes(*args[:2])
     if func is aten._scaled_dot_product_flash_attention_for_cpu_backward.default:
@@ -54,23 +58,74 @@ def _is_channels_last(tensor: torch.Tensor) -> bool:
     return tensor.is_contiguous(memory_format=torch.channels_last)
 
 
-def _forward_bytes(x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor) -> int:
+def _forward_bytes(x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor, fills: bool) -> int:
     """Input, weight and result in blocks; then the blocked result beside the plain one (mkldnn/Conv.cpp)."""
-    blocked = _nbytes(x) + _nbytes(weight) + _nbytes(out)
-    return max(blocked, 2 * _nbytes(out)) - _nbytes(out)
+    given, made = _blocks(x, out, fills)
+    if given > x.shape[1] and x.shape[1] < WIDE:  # a few channels are read as they lie
+        given = 0
+    blocked = _blocked(x, given) + _blocked_weight(weight, x, given, out, made) + _blocked(out, made)
+    return max(blocked, _nbytes(out) + _blocked(out, made)) - _nbytes(out)
 
 
 def _backward_bytes(
-    grad: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, out: Sequence[torch.Tensor | None]
+    grad: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, out: Sequence[torch.Tensor | None], fills: bool
 ) -> int:
     """First the input's gradient, of blocked gradient and weight; then the weight's, of blocked gradient and input."""
     dx, dw = (0 if made is None else _nbytes(made) for made in out[:2])
     moments = [0]
     if dx:
-        moments += [_nbytes(grad) + _nbytes(weight) + dx, 2 * dx]
+        given, made = _blocks(x, grad, fills)
+        weights = _blocked_weight(weight, x, given, grad, made)
+        moments += [_blocked(grad, made) + weights + _blocked(x, given), dx + _blocked(x, given)]
     if dw:
-        moments += [dx + _nbytes(grad) + _nbytes(x) + dw, dx + 2 * dw]
+        given, made = _blocks(x, grad, fills, small=True)
+        weights = _blocked_weight(weight, x, given, grad, made)
+        moments += [dx + _blocked(grad, made) + _blocked(x, given) + weights, dx + dw + weights]
     return max(0, max(moments) - dx - dw)
+
+
+FLAT, NARROW, WIDE = 3, 8, 16
+"""Channels that oneDNN leaves as they are in an image, and those of its blocks."""
+
+
+def _fills(x: torch.Tensor, weight: torch.Tensor, stride: Sequence[int], dilation: Sequence[int], groups: int) -> bool:
+    """Whether blocks are filled up, as the allocator tells of processors with 512-bit registers: for kernels of three
+    pixels and more in steps of one. Of other convolutions as if all channels filled their blocks."""
+    plain = groups == 1 and x.dim() == 4 and all(step == 1 for step in (*stride, *dilation))
+    return plain and min(weight.shape[2:]) >= 3 and torch.backends.cpu.get_cpu_capability().startswith("AVX512")
+
+
+def _blocks(x: torch.Tensor, made: torch.Tensor, fills: bool, *, small: bool = False) -> tuple[int, int]:
+    """Channels of the input and of the result in blocks.
+
+    Blocks are of 16; for the gradient of the weight (`small`) of 8 where there are no more, and images of up to three
+    channels stay as they are.
+    """
+    given, results = int(x.shape[1]), int(made.shape[1])
+    if not fills:
+        return given, results
+    if not small:
+        return _filled(given, WIDE), _filled(results, WIDE)
+    narrow = given < WIDE and (results <= NARROW or (results > WIDE and given > FLAT))
+    results = _filled(results, NARROW if narrow else WIDE)
+    if given <= FLAT and results > NARROW:
+        return 0, results
+    return _filled(given, NARROW if given <= NARROW else WIDE), results
+
+
+def _filled(channels: int, block: int) -> int:
+    return -(-channels // block) * block
+
+
+def _blocked(tensor: torch.Tensor, channels: int) -> int:
+    """Bytes of an image's tensor with so many channels."""
+    return _nbytes(tensor) // int(tensor.shape[1]) * channels
+
+
+def _blocked_weight(weight: torch.Tensor, x: torch.Tensor, given: int, made: torch.Tensor, results: int) -> int:
+    """Bytes of the weight between so many channels, 0 for those that the input has."""
+    inside, outside = int(x.shape[1]), int(made.shape[1])
+    return _nbytes(weight) * (given or inside) * results // (inside * outside)
 
 
 def _unfolds(x: torch.Tensor, dilation: Sequence[int], transposed: bool) -> bool:

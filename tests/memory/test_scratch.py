@@ -47,6 +47,41 @@ def test_a_convolution_in_half_takes_its_patches(shape: str, dtype: torch.dtype,
     assert found == taken - results
 
 
+CHANNELS = (
+    (3, 8, 3),
+    (3, 16, 7),
+    (4, 8, 3),
+    (8, 4, 3),
+    (8, 16, 3),
+    (16, 8, 3),
+    (12, 12, 3),
+    (20, 20, 3),
+    (24, 24, 3),
+    (5, 9, 5),
+)
+
+
+@pytest.mark.skipif(
+    not torch.backends.cpu.get_cpu_capability().startswith("AVX512"), reason="blocks of 16 channels are AVX-512's"
+)
+@pytest.mark.parametrize(("inside", "outside", "kernel"), CHANNELS)
+def test_blocks_of_channels_are_filled_up(inside: int, outside: int, kernel: int) -> None:
+    x, weight = torch.randn(4, inside, 20, 20), torch.randn(outside, inside, kernel, kernel)
+    options = (None, [1, 1], [kernel // 2] * 2, [1, 1], False, [0, 0], 1)
+    made = aten.convolution(x, weight, *options)
+    taken = allocated_rise_bytes(lambda: aten.convolution(x, weight, *options))
+    assert scratch_bytes(aten.convolution.default, (x, weight, *options), made) == pytest.approx(
+        taken - made.nbytes, abs=512
+    )
+    for masks in ((True, False), (False, True), (True, True)):
+        back = (torch.ones_like(made), x, weight, *options, [*masks, False])
+        gradients = aten.convolution_backward(*back)
+        taken = allocated_rise_bytes(lambda back=back: aten.convolution_backward(*back))
+        results = sum(each.nbytes for each in gradients if each is not None)
+        found = scratch_bytes(aten.convolution_backward.default, back, gradients)
+        assert found == pytest.approx(taken - results, rel=0.02, abs=512)
+
+
 ATTENTION = {
     "short": (100, 100, 32),
     "middle": (300, 300, 64),
