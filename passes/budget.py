@@ -26,7 +26,7 @@ def within_budget(program: Program, budget: str | int, profile: str | None = Non
     except BudgetError as error:
         if program.metadata.get("first", True):
             raise
-        log.warning("%s\nThis call runs with that peak: no training ends for it.", error)
+        log.warning("%s\nThis call, of another kind than the planned one, runs all the same, with that peak.", error)
         plan = rewrite.plan_keep(program, error.lowest_bytes, profile=profile)
     if not plan.kept:
         reason = f"a step takes {size_text(plan.before.peak_bytes)} as it is, within the budget: nothing is recomputed"

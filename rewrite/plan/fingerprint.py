@@ -13,6 +13,8 @@ from rewrite.example import Example
 from rewrite.program import Program
 from rewrite.text import program_text, value_text
 
+OTHER_GRAPH = "the forward runs other operations, or is given its inputs in another order, or one tensor as two of them"
+
 
 @dataclass(frozen=True)
 class Fingerprint:
@@ -32,7 +34,7 @@ class Fingerprint:
         if self.inputs != other.inputs:
             ours, theirs = (", ".join(each.inputs) for each in (self, other))
             return f"it was made for inputs {ours}, and these are {theirs}"
-        return "" if self.graph == other.graph else "the forward runs other operations"
+        return "" if self.graph == other.graph else OTHER_GRAPH
 
 
 def fingerprint(program: Program, example: Example) -> Fingerprint:
