@@ -36,10 +36,10 @@ def scratch_bytes(func: Callable[..., Any], args: tuple[Any, ...], out: Any) -> 
         if _unfolds(x, dilation, transposed):
             columns = _columns(weight, grad, x, stride, padding)
             return dense + _unfolded_backward_bytes(grad, x, out, columns, args[9])
-        reorders = _reorders(x, weight, stride, dilation, transposed, args[9])
-        return dense + (
-            _backward_bytes(grad, x, weight, out, _fills(x, weight, stride, dilation, args[9])) if reorders else 0
-        )
+        if not _reorders(x, weight, stride, dilation, transposed, args[9]):
+            return dense
+        fills = not transposed and _fills(x, weight, stride, dilation, args[9])
+        return dense + _backward_bytes(grad, x, weight, out, fills)
     if func is aten._scaled_dot_product_flash_attention_for_cpu.default:
         return attention_scratch.forward_bytes(*args[:2])
     if func is aten._scaled_dot_product_flash_attention_for_cpu_backward.default:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
 import operator
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -304,7 +305,8 @@ class _Walk:
             return self.found.kinds[key]
         profile: Profile | None = None
         results = tuple(example(node.meta.get("val")) for node in returned)
-        if not sum(map(changes_mode, graph.nodes)):  # otherwise a span goes on around blocks, and would after a run
+        depths = [*itertools.accumulate(map(changes_mode, graph.nodes))]
+        if min(depths) == depths[-1] == 0:  # otherwise a span goes on around blocks, and would after a run
             with contextlib.suppress(Exception):  # what cannot be run by itself, for whatever reason, is left as it is
                 profile, results = profile_graph(graph, module, inputs, self.stage, self.rates, passes_on)
         kind = self.found.kinds[key] = Kind(key, graph, module, inputs, profile, results, passes_on, written)

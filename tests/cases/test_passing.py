@@ -131,6 +131,13 @@ def one_in_half_precision(model: Any, hidden: torch.Tensor, mask: torch.Tensor, 
         return model.parts[number](hidden)
 
 
+def turns_in_half_precision(model: Any, hidden: torch.Tensor, mask: torch.Tensor, number: int) -> torch.Tensor:
+    if number % 2:
+        return model.parts[number](hidden)
+    with torch.autocast("cpu", torch.bfloat16):
+        return model.parts[number](hidden)
+
+
 def several(model: Any, hidden: torch.Tensor, mask: torch.Tensor, number: int) -> torch.Tensor:
     first, _ = model.parts[number](hidden)
     return first
@@ -148,6 +155,7 @@ def floor_of(model: nn.Module, inputs: Any) -> int:
     [
         plain, counted, mask_written, mask_written_once, buffer_moved, noise_drawn, buffer_given,
         buffer_given_and_written, in_place, some_without_gradients, one_in_half_precision,
+        turns_in_half_precision,
     ],
 )  # fmt: skip
 def test_what_stands_between_blocks_keeps_its_place(between: Between) -> None:
