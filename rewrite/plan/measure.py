@@ -23,9 +23,9 @@ from rewrite.plan.stage import Stage
 from rewrite.plan.tagging import tag
 from rewrite.program import Region, copy_graph, value_tensors
 from rewrite.recompute import nesting
-from rewrite.recompute.demand import run_planned
-from rewrite.recompute.passing import Passing
+from rewrite.recompute.passing import Passage, Passing
 from rewrite.recompute.plan import Plan, Step
+from rewrite.recompute.recording import run_recorded
 
 
 @dataclass(frozen=True)
@@ -103,7 +103,7 @@ class _Passed:
         for result, number in self.maker.passes:
             results[result] = given[number]
 
-        def recorded(module: nn.Module, run: Passing, *inputs: Any) -> tuple[Any, ...]:
+        def recorded(module: nn.Module, run: Passage, *inputs: Any) -> tuple[Any, ...]:
             run.made(place, tuple(results))
             with nesting.block(run, []):
                 return self.function(module, *given)
@@ -111,7 +111,7 @@ class _Passed:
         step = Step(self._run_again, tuple(range(place)), (False,) * place)
         nothing, each = frozenset[int](), frozenset((place,))
         plan = Plan("", self.function, recorded, {place: step}, nothing, each, lambda _: (), each, passing=True)
-        return run_planned(Passing(plan, module, self.inputs), self.inputs)
+        return run_recorded(Passage(Passing(plan, module, self.inputs), self.inputs), self.inputs)
 
     def _run_again(self, _: nn.Module, *inputs: Any) -> tuple[Any, ...]:
         self.runs += 1

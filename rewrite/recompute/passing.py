@@ -16,8 +16,9 @@ from torch import nn
 from rewrite.gate import GATE
 from rewrite.recompute import dropout, nesting
 from rewrite.recompute.buffers import copied_buffers
-from rewrite.recompute.demand import Run
+from rewrite.recompute.demand import Run, versions_of
 from rewrite.recompute.plan import Place, Plan
+from rewrite.recompute.recording import Recording
 from rewrite.recompute.replay import as_surrounded, replayed
 from rewrite.recompute.settings import as_set
 from rewrite.recompute.tensors import detached
@@ -26,43 +27,22 @@ from rewrite.recompute.unchanged import changed, owners_at
 
 
 class Passing(Run):
-    """One forward of a segment of blocks, and the backwards through it.
+    """One forward of a segment of blocks, as the backwards through it know it.
 
     A backward comes to the blocks from the last to the first. A value that was made again is there for the blocks
     before, and goes as soon as one made earlier is asked for: only blocks after it read it.
     """
 
     def __init__(self, plan: Plan, module: nn.Module, inputs: Sequence[Any]) -> None:
+        super().__init__(plan, module, inputs)
         self.choices: dict[Place, list[Any]] = {}
         """The code that each block, and those within it, ran."""
         self.wanted: frozenset[tuple[Place, int]] = frozenset()
         """Values that tokens stand for, and which part of each."""
         self.held: dict[Place, Any] = {}
         """What there is to start from."""
-        super().__init__(plan, module, inputs)
 
-    # What the recorded forward tells.
-
-    def block(self, place: Place, module: nn.Module, *args: Any, **kwargs: Any) -> Any:
-        """The block that the node at `place` calls."""
-        choices = self.choices[place] = list[Any]()
-        with nesting.block(self, choices):
-            return module(*args, **kwargs)
-
-    def finish(self) -> None:
-        """The forward is through."""
-        self.wanted = frozenset((token.wanted, token.part) for token in self.tokens)
-        self.held = dict(self.sources)
-        self.versions = {
-            place: value._version
-            for place, value in self.held.items()
-            if isinstance(value, torch.Tensor) and not value.is_inference()
-        }
-
-    def _know(self, place: Place, value: Any) -> None:
-        super()._know(place, self._read(place, value))
-
-    def _read(self, place: Place, value: Any) -> Any:
+    def read(self, place: Place, value: Any) -> Any:
         """What a node gave, without what neither a node reads nor a token stands for."""
         unread = self.plan.unread.get(place)
         if not unread:
@@ -70,15 +50,14 @@ class Passing(Run):
         wanted = {token_part for at, token_part in self.wanted if at == place}
         return tuple(None if part in unread - wanted else item for part, item in enumerate(value))
 
-    # What the backward asks for.
-
     def _cashed(self, token: Token) -> torch.Tensor:
-        place, values = token.wanted, self.values
+        saved, values = token.saved, self.values
+        place = saved.wanted
         for later in [each for each in values if each > place]:
             del values[later]
         value = values[place] if place in values else self._made_again(place)
-        tensor: torch.Tensor = value if token.part == WHOLE else value[token.part]
-        return tensor if token.geometry is None else tensor.as_strided(*token.geometry)
+        tensor: torch.Tensor = value if saved.part == WHOLE else value[saved.part]
+        return tensor if saved.geometry is None else tensor.as_strided(*saved.geometry)
 
     def _made_again(self, wanted: Place) -> Any:
         """The value at `wanted`; those on the way that tokens stand for are there from then on."""
@@ -90,7 +69,7 @@ class Passing(Run):
             for place in order:
                 self.weights.check(self.plan.path, self.module, owners_at(steps[place].owners))
                 given = [self._value(each, there) for each in steps[place].inputs]
-                there[place] = self._read(place, self._run_again(place, given))
+                there[place] = self.read(place, self._run_again(place, given))
                 del given
                 for source in steps[place].inputs:
                     if last[source] == place:
@@ -104,7 +83,7 @@ class Passing(Run):
         found, todo = set[Place](), [wanted]
         while todo:
             place = todo.pop()
-            if place not in found and place not in self.values and place in self.dropped:
+            if place not in found and place not in self.values and place in self.plan.dropped:
                 found.add(place)
                 todo.extend(self.plan.steps[place].inputs)
         return sorted(found)
@@ -128,3 +107,25 @@ class Passing(Run):
                 return detached(step.function(self.module, *given))
 
         return run() if seed is None else replayed(seed, run)
+
+
+class Passage(Recording):
+    """What is known in the forward of a segment of blocks."""
+
+    run: Passing
+
+    def block(self, place: Place, module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        """The block that the node at `place` calls."""
+        choices = self.run.choices[place] = list[Any]()
+        with nesting.block(self, choices):
+            return module(*args, **kwargs)
+
+    def finish(self) -> None:
+        """The forward is through."""
+        run = self.run
+        run.wanted = frozenset((token.saved.wanted, token.saved.part) for token in self.tokens)
+        run.held = dict(self.sources)
+        run.versions = versions_of(run.held)
+
+    def _know(self, place: Place, value: Any) -> None:
+        super()._know(place, self.run.read(place, value))

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import functools
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rewrite.recompute.course import Course, Tokens
 from rewrite.recompute.unchanged import Owners
+
+if TYPE_CHECKING:
+    from rewrite.recompute.script import Script
 
 Place = int
 """Number of a value in a segment: first its inputs, then its nodes in graph order. `~place` stands for what belongs to
@@ -71,6 +74,8 @@ class Plan:
     """Buffers that layers write when they run."""
     held: frozenset[Place] = frozenset()
     """Values that a step reads and that are no step's to make: what is held for recomputes to start from."""
+    scripts: dict[Hashable, Script] = field(default_factory=dict, compare=False, repr=False)
+    """What forwards save, by the kind of call."""
     _sources: dict[Place, tuple[Place, ...]] = field(default_factory=dict, compare=False, repr=False)
     _uses: dict[Any, dict[Place, int]] = field(default_factory=dict, compare=False, repr=False)
     _courses: dict[Tokens, Course] = field(default_factory=dict, compare=False, repr=False)

@@ -9,9 +9,12 @@ import torch
 from torch import nn
 
 from rewrite.recompute import nesting
-from rewrite.recompute.demand import Run, run_planned
-from rewrite.recompute.passing import Passing
+from rewrite.recompute.demand import Run
+from rewrite.recompute.followed import Followed
+from rewrite.recompute.passing import Passage, Passing
 from rewrite.recompute.plan import Plan
+from rewrite.recompute.recording import Recording, run_recorded
+from rewrite.recompute.script import Learner, kind_of
 from rewrite.recompute.whole import Recomputed
 
 
@@ -28,4 +31,14 @@ class Planned:
             return self.plan.forward(module, *inputs)
         if nesting.within_whole():
             return self.whole(module, *inputs)
-        return run_planned((Passing if self.plan.passing else Run)(self.plan, module, inputs), inputs)
+        return run_recorded(self._recording(module, inputs), inputs)
+
+    def _recording(self, module: nn.Module, inputs: tuple[Any, ...]) -> Recording:
+        if self.plan.passing:
+            return Passage(Passing(self.plan, module, inputs), inputs)
+        run = Run(self.plan, module, inputs)
+        kind = kind_of(inputs) if nesting.holder() is None else None
+        if kind is None:
+            return Recording(run, inputs)
+        script = self.plan.scripts.get(kind)
+        return Recording(run, inputs, Learner(kind)) if script is None else Followed(run, inputs, script)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 
@@ -25,25 +25,31 @@ class Cashing(Protocol):
         """The tensor that the token stands for."""
 
 
+class Saved(NamedTuple):
+    """What there is to know of a tensor that is saved and not kept."""
+
+    wanted: Place
+    """The value it is a view of; `~place` for what the operator of a node made for itself."""
+    part: int
+    number: int
+    """Which of the tensors saved by its operator it is."""
+    geometry: tuple[Any, Any, Any] | None
+    """Size, stride and offset, where they are not the value's."""
+
+
 class Token:
     """What autograd holds for a tensor that an operator of the segment made."""
 
-    __slots__ = ("geometry", "index", "kept", "number", "part", "run", "sources", "wanted")
+    __slots__ = ("index", "kept", "run", "saved", "sources")
 
-    def __init__(self, run: Cashing, number: int, kept: Kept | None) -> None:
+    def __init__(self, run: Cashing, saved: Saved, kept: Kept | None) -> None:
         self.run = run
-        self.number = number
-        """Which of the tensors saved by its operator this is."""
+        self.saved = saved
         self.kept: Kept | dropout.Mask | None = kept
         """The tensor, or the mask it is made from, unless it is to be computed again."""
-        self.wanted: Place = 0
-        """The value it is a view of; `~place` for what the operator of a node made for itself."""
-        self.part = WHOLE
-        self.geometry: tuple[Any, Any, Any] | None = None
-        """Size, stride and offset, where they are not the value's."""
-        self.index = 0
+        self.index: int
         """Its place among the tokens of the run that are not kept."""
-        self.sources: tuple[Any, ...] = ()
+        self.sources: tuple[Any, ...]
         """What it can be had from. Held here, so that it goes with the last token that may need it."""
 
 

@@ -1,0 +1,112 @@
+"""What autograd saved in a forward of a segment, in order: later forwards of the same kind are told by it.
+
+It holds no tensor, and nothing is taken on trust: `rewrite.recompute.followed` looks at each tensor that is saved.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+
+from rewrite.recompute.course import Course, Tokens
+from rewrite.recompute.plan import Place, Plan
+from rewrite.recompute.tokens import Kept, Saved, Token
+
+KINDS = 8
+"""Of how many kinds of calls a segment remembers what is saved."""
+
+KEPT, WEIGHT, VALUE, OWN = range(4)
+
+
+class Entry(NamedTuple):
+    """One tensor that is saved."""
+
+    kind: int
+    """KEPT, a WEIGHT, (a view of) a VALUE that is dropped, or the operator's OWN, which the node's end tells more of."""
+    saved: Saved | None = None
+    slot: int = 0
+    """Of a value: the number by which it is known while the forward runs."""
+    ahead: int = 0
+    """How many bytes after the start of the value the tensor starts."""
+    size: tuple[int, ...] = ()
+    stride: tuple[int, ...] = ()
+    dtype: torch.dtype | None = None
+
+
+class End(NamedTuple):
+    """A node that has run."""
+
+    saved: int
+    """How many tensors were saved until then."""
+    told: tuple[tuple[int, int], ...]
+    """Parts of its value to be known, each with its slot."""
+
+
+class Script(NamedTuple):
+    """What one kind of forward saves."""
+
+    entries: tuple[Entry, ...]
+    ends: tuple[End, ...]
+    tokens: Tokens
+    course: Course
+    need_grad: dict[Place, bool]
+
+
+def kind_of(inputs: Sequence[Any]) -> Hashable | None:
+    """Equal for forwards that save alike; None where tensors have no address to be told by."""
+    found: list[Any] = []
+    for value in inputs:
+        if type(value) is torch.Tensor:
+            if value.device.type == "meta":
+                return None
+            found.append((value.size(), value.stride(), value.requires_grad))
+        elif type(value) is int:
+            found.append(value)
+        else:
+            return None
+    return tuple(found)
+
+
+class Learner:
+    """Takes notes of one forward."""
+
+    def __init__(self, kind: Hashable) -> None:
+        self.kind = kind
+        self.notes: list[tuple[Token | Kept, Entry]] = []
+        self.nodes: list[tuple[Place, int]] = []
+
+    def saved(self, held: Token | Kept, tensor: torch.Tensor, value: torch.Tensor | None) -> None:
+        """`held` is what autograd holds for `tensor`, which lies in `value` if that is to be computed again."""
+        if value is not None:
+            ahead = tensor.data_ptr() - value.data_ptr()
+            entry = Entry(VALUE, None, 0, ahead, tensor.size(), tensor.stride(), tensor.dtype)
+        elif isinstance(held, tuple):
+            entry = Entry(WEIGHT if held[0] is tensor else KEPT)
+        else:
+            entry = Entry(OWN)
+        self.notes.append((held, entry))
+
+    def made(self, place: Place, saved: int) -> None:
+        """The node at `place` has run, and `saved` tensors were saved until then."""
+        self.nodes.append((place, saved))
+
+    def learned(self, plan: Plan, tokens: Tokens, course: Course, need_grad: dict[Place, bool]) -> None:
+        """The forward is through: what it saved is known to `plan`."""
+        slots: dict[tuple[Place, int], int] = {}
+        entries = []
+        for held, entry in self.notes:
+            if entry.kind == VALUE:
+                saved = held.saved  # type: ignore[union-attr]
+                slot = slots.setdefault((saved.wanted, saved.part), len(slots))
+                entry = entry._replace(saved=saved, slot=slot)
+            elif entry.kind == OWN and isinstance(held.kept, tuple):  # type: ignore[union-attr]
+                entry = Entry(KEPT)  # it was small
+            entries.append(entry)
+        ends = [End(saved, tuple((part, slot) for (at, part), slot in slots.items() if at == place))
+                for place, saved in self.nodes]  # fmt: skip
+        scripts = plan.scripts
+        while len(scripts) >= KINDS:
+            scripts.pop(next(iter(scripts)), None)
+        scripts[self.kind] = Script(tuple(entries), tuple(ends), tokens, course, dict(need_grad))
