@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 from torch import fx
+from torch.fx.graph import _format_target
 
 from rewrite import runtime
 
@@ -21,6 +22,8 @@ def compile_graph(graph: fx.Graph, path: str) -> Callable[..., Any]:
     written = graph.python_code("module")
     source = re.sub(r"def forward\(self(, )?", r"def forward(module\1", written.src, count=1)
     source = re.sub(r"(?m)^    this_module = .*$", "    this_module = module", source)
+    for target in {str(node.target) for node in graph.nodes if node.op == "call_module"}:
+        source = source.replace(f" = {_attribute(target)}(", f" = {_in_tables(target)}(")
     filename = f"<rewrite {next(_numbers)} {path or 'root'}>"
     scope: dict[str, Any] = dict(written.globals)
     exec(compile(source, filename, "exec"), scope)
@@ -34,3 +37,13 @@ def compile_graph(graph: fx.Graph, path: str) -> Callable[..., Any]:
     function: Callable[..., Any] = scope["forward"]
     opens_spans = any(node.target in (runtime.set_grad_enabled, runtime.enter_autocast) for node in graph.nodes)
     return runtime.leaving_modes(function) if opens_spans else function
+
+
+def _attribute(path: str) -> str:
+    """How generated code calls the module at `path`."""
+    return _format_target("module", path)
+
+
+def _in_tables(path: str) -> str:
+    """The same through the tables of modules, whose attribute lookup is Python's."""
+    return f"module{''.join(f'._modules[{name!r}]' for name in path.split('.'))}"

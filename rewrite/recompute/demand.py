@@ -1,5 +1,6 @@
-"""Compute the value that a token stands for when the backward asks: from what is held, with whatever lies between and is
-not there already. Each value goes at its last use.
+"""Compute the value that a token stands for when the backward asks.
+
+It is computed from what is held, with whatever lies between and is not there already; each value goes at its last use.
 """
 
 from __future__ import annotations

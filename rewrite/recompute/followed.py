@@ -11,7 +11,6 @@ from typing import Any
 import torch
 from torch import nn
 
-from rewrite.recompute.course import Course
 from rewrite.recompute.demand import Run
 from rewrite.recompute.plan import Place
 from rewrite.recompute.recording import Recording
@@ -99,9 +98,7 @@ class Followed(Recording):
             if script is self.script:
                 self.plan.scripts.pop(kind, None)
 
-    def _course(self) -> Course:
-        tokens = self.left()
-        return self.script.course if tokens == self.script.tokens else self.plan.course(tokens)
-
     def finish(self) -> None:
-        self.run.holds(self.tokens, self._course(), self.sources)
+        tokens, script = self.left(), self.script
+        course = script.course if tokens == script.tokens else self.plan.course(tokens)
+        self.run.holds(self.tokens, course, self.sources)

@@ -16,7 +16,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from rewrite.recompute import dropout, nesting
 from rewrite.recompute.course import Tokens
 from rewrite.recompute.demand import Run
-from rewrite.recompute.plan import Place, Plan
+from rewrite.recompute.plan import Place
 from rewrite.recompute.replay import random_state
 from rewrite.recompute.script import Learner
 from rewrite.recompute.tensors import detached, is_plain, is_weight

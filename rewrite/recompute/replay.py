@@ -16,6 +16,7 @@ RandomState = tuple[tuple[torch.device, torch.Tensor], ...]
 Surroundings = tuple[Any, ...]
 
 _REPLAYING = threading.RLock()
+_AS_IT_IS = contextlib.nullcontext()
 _CPU = torch.device("cpu")
 _CASTING = ("cpu", "cuda")
 
@@ -64,7 +65,7 @@ def as_surrounded(then: Surroundings) -> contextlib.AbstractContextManager[Any]:
     """Compute without recording, in the surroundings of the forward."""
     now = surroundings()
     if now == then and now[:2] == (None, None):
-        return torch.no_grad()
+        return torch.no_grad() if torch.is_grad_enabled() else _AS_IT_IS  # a backward does not record anyway
     return _brought_back(now, then)
 
 

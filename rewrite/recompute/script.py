@@ -12,7 +12,7 @@ import torch
 
 from rewrite.recompute.course import Course, Tokens
 from rewrite.recompute.plan import Place, Plan
-from rewrite.recompute.tokens import Kept, Saved, Token
+from rewrite.recompute.tokens import WHOLE, Kept, Saved, Token
 
 KINDS = 8
 """Of how many kinds of calls a segment remembers what is saved."""
@@ -24,8 +24,8 @@ class Entry(NamedTuple):
     """One tensor that is saved."""
 
     kind: int
-    """KEPT, a WEIGHT, (a view of) a VALUE that is dropped, or the operator's OWN, which the node's end tells more of."""
-    saved: Saved | None = None
+    """KEPT, a WEIGHT, in the memory of a VALUE that is dropped, or the operator's OWN: the node's end tells what of."""
+    saved: Saved = Saved(0, WHOLE, 0, None)
     slot: int = 0
     """Of a value: the number by which it is known while the forward runs."""
     ahead: int = 0

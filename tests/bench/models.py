@@ -41,6 +41,7 @@ NARROW = {"layers": 12, "width": 128, "length": 128, "batch": 4}
 UNTOUCHED: dict[str, Entry] = {
     "bert-narrow": Entry("language", "bert_like", {**NARROW, "attention": "sdpa"}),
     "llama-narrow": Entry("language", "llama_like", {**NARROW, "vocabulary": 1000}),
+    "tiny-blocks": Entry("small_gpt", "plain_blocks", {"layers": 8, "width": 32, "heads": 2, "length": 16, "batch": 2}),
     "gpt2-narrow": Entry("language", "gpt2_like", {**NARROW, "vocabulary": 1000}),
 }
 """Steps so short that what a captured graph costs beside the work can be seen."""
