@@ -79,13 +79,13 @@ class Learner:
 
     def saved(self, held: Token | Kept, tensor: torch.Tensor, value: torch.Tensor | None) -> None:
         """`held` is what autograd holds for `tensor`, which lies in `value` if that is to be computed again."""
-        if value is not None:
-            ahead = tensor.data_ptr() - value.data_ptr()
-            entry = Entry(VALUE, None, 0, ahead, tensor.size(), tensor.stride(), tensor.dtype)
-        elif isinstance(held, tuple):
+        if isinstance(held, tuple):
             entry = Entry(WEIGHT if held[0] is tensor else KEPT)
-        else:
+        elif value is None:
             entry = Entry(OWN)
+        else:
+            ahead = tensor.data_ptr() - value.data_ptr()
+            entry = Entry(VALUE, held.saved, 0, ahead, tensor.size(), tensor.stride(), tensor.dtype)
         self.notes.append((held, entry))
 
     def made(self, place: Place, saved: int) -> None:
@@ -98,9 +98,8 @@ class Learner:
         entries = []
         for held, entry in self.notes:
             if entry.kind == VALUE:
-                saved = held.saved  # type: ignore[union-attr]
-                slot = slots.setdefault((saved.wanted, saved.part), len(slots))
-                entry = entry._replace(saved=saved, slot=slot)
+                slot = slots.setdefault((entry.saved.wanted, entry.saved.part), len(slots))
+                entry = entry._replace(slot=slot)
             elif entry.kind == OWN and isinstance(held.kept, tuple):  # type: ignore[union-attr]
                 entry = Entry(KEPT)  # it was small
             entries.append(entry)
