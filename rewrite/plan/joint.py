@@ -24,8 +24,9 @@ from rewrite.plan.ladder import RUNGS, TRUST
 from rewrite.plan.model import plan_model, plan_models
 from rewrite.plan.offers import applied, installed, offers, pipelines
 from rewrite.plan.outline import Outline, outline
-from rewrite.plan.search import KeepPlan, Search, search_of, too_small
+from rewrite.plan.search import KeepPlan, Search, search_of
 from rewrite.plan.settled import spot_of
+from rewrite.plan.shortfall import too_small
 from rewrite.plan.stage import staged
 from rewrite.plan.trial import try_program
 from rewrite.program import Program
@@ -258,13 +259,12 @@ class Joint:
             lowest.append(found)
         least = min(lowest, key=lambda each: self._search(each).lowest_tried.peak_bytes)
         by = f"{render(least.passes)} with recompute".removeprefix(" with ")
-        raise too_small(budget_bytes, self._search(least).lowest_tried, by, self._instead())
+        raise too_small(budget_bytes, self._search(least).lowest_tried, by, self._ways())
 
-    def _instead(self) -> str:
+    def _ways(self) -> list[str]:
         """What else there is to do about a budget that is too small."""
         reduced = any(each.numerics is Numerics.REDUCED for each in installed())
-        more = ", or allow reduced numerics" if reduced and self.allow is not Numerics.REDUCED else ""
-        return f"a shorter sequence{more}"
+        return ["reduced numerics (allow)"] if reduced and self.allow is not Numerics.REDUCED else []
 
     def _joint(self, passes: tuple[Pass, ...], keep: KeepPlan, step_seconds: float, budget: str | int) -> JointPlan:
         if keep.kept:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 from dataclasses import dataclass
 
-from rewrite.errors import BudgetError, InputError
+from rewrite.errors import InputError
 from rewrite.example import Example
 from rewrite.memory.rates import PEAK_RATES, Rates
 from rewrite.memory.timeline import Estimate
@@ -21,6 +21,7 @@ from rewrite.plan.curve import Point
 from rewrite.plan.ladder import RUNGS, Ladder
 from rewrite.plan.model import Known, PlanModel, plan_model
 from rewrite.plan.settled import Settled, Spot, call_key, spot_of
+from rewrite.plan.shortfall import too_small
 from rewrite.plan.trial import try_program
 from rewrite.program import Program
 from rewrite.report.sizes import size_text
@@ -189,21 +190,3 @@ def rates_of(profile: str | None, device: str) -> Rates:
     if name not in PEAK_RATES:
         raise InputError(f"device profile {name!r}", "it is not known", f"choose one of {', '.join(PEAK_RATES)}")
     return PEAK_RATES[name]
-
-
-def too_small(
-    budget_bytes: int, lowest: Estimate, by: str = "recomputing", instead: str = "another pass beside checkpoint"
-) -> BudgetError:
-    """The error for a budget that nothing fits: the lowest peak there is, what reaches it, and what holds it there."""
-    peak = lowest.peak
-    where = f"{peak.phase} of {peak.module_path or 'the model itself'}, at {peak.node}"
-    largest = ", ".join(
-        f"{held.module_path or held.node} {size_text(held.bytes)} ({held.category})" for held in peak.largest[:3]
-    )
-    return BudgetError(
-        f"budget {size_text(budget_bytes)}",
-        f"the lowest peak that {by} reaches is {size_text(peak.bytes)} ({peak.bytes} bytes), reached in "
-        f"the {where}; the largest there: {largest}",
-        f"give at least {peak.bytes} bytes, a smaller batch, or {instead}",
-        peak.bytes,
-    )
