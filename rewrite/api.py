@@ -22,7 +22,6 @@ from rewrite.emit.preparing import prepare, settled, undo
 from rewrite.emit.rewriting import Rewriting
 from rewrite.emit.tree import copy_tree
 from rewrite.errors import CaptureError, InputError, ModelError
-from rewrite.inputs import as_call
 from rewrite.memory import Estimate, estimate_step
 from rewrite.plan.choose import chooser
 from rewrite.plan.document import is_plan_file, load_plan
@@ -105,7 +104,7 @@ def _nothing() -> None:
 
 
 def _rewrite(rewriting: Rewriting, example_inputs: Any) -> None:
-    args, kwargs = as_call(example_inputs)
+    args, kwargs = rewriting.call(example_inputs)
     own = contextlib.nullcontext() if rewriting.precision is None else owning(rewriting)
     with torch.enable_grad(), own:
         rewriting.rewrite("", *rewriting.entering(args, kwargs))
@@ -113,8 +112,8 @@ def _rewrite(rewriting: Rewriting, example_inputs: Any) -> None:
 
 def capture(model: nn.Module, example_inputs: Any) -> Program:
     """The program of one call of `model`: nothing is computed and the model is left as it was."""
-    args, kwargs = as_call(example_inputs)
     rewriting = Rewriting(copy_tree(model), (), {})
+    args, kwargs = rewriting.call(example_inputs)
     with torch.enable_grad():
         return rewriting.program("", rewriting.capture("", args, kwargs))
 

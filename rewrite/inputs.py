@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
@@ -28,6 +29,13 @@ def as_call(example_inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
         f"{type(example_inputs).__name__} is neither a dict, a tuple, a list nor a tensor",
         "give a dict of keyword arguments or a tuple of positional ones",
     )
+
+
+def in_order(kwargs: dict[str, Any], signature: inspect.Signature) -> dict[str, Any]:
+    """Keyword arguments in the order of the signature, those it does not name last: one call, however it is written."""
+    if len(kwargs) < 2:
+        return kwargs
+    return {**{name: kwargs[name] for name in signature.parameters if name in kwargs}, **kwargs}
 
 
 def _several(values: Any) -> Iterable[Any]:

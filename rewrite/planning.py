@@ -18,7 +18,6 @@ from rewrite.emit.rewriting import Rewriting
 from rewrite.emit.tree import copy_tree
 from rewrite.errors import InputError
 from rewrite.example import Example
-from rewrite.inputs import as_call
 from rewrite.plan.choose import chooser
 from rewrite.plan.document import Plan, is_plan_file
 from rewrite.plan.fingerprint import fingerprint
@@ -134,8 +133,8 @@ def _captured(
     model: nn.Module, example_inputs: Any, optimizer: str | None, device: str | None, given: Sequence[Pass] = ()
 ) -> Program:
     """The program of one call, with what a plan is made from; `given` passes prepare the model."""
-    args, kwargs = as_call(example_inputs)
     rewriting = Rewriting(copy_tree(model), (), {})
+    args, kwargs = rewriting.call(example_inputs)
     rewriting.prepared = prepare(rewriting.root, given)
     with torch.enable_grad():
         program = rewriting.program("", rewriting.capture("", args, kwargs))

@@ -13,7 +13,6 @@ from torch import fx, nn
 from rewrite.emit.rewriting import Rewriting
 from rewrite.emit.tree import copy_tree
 from rewrite.errors import InputError
-from rewrite.inputs import as_call
 from rewrite.observation import copied, observe_outputs
 from rewrite.operators import operator_name, operator_path
 from rewrite.program import Program, Region, value_tensors
@@ -40,7 +39,7 @@ def ranges(
     low = _dtype(dtype)
     require_numbers(model)
     rewriting = Rewriting(copy_tree(model), (), {})
-    args, kwargs = copied(as_call(example_inputs))
+    args, kwargs = copied(rewriting.call(example_inputs))
     with torch.enable_grad():
         program = rewriting.program("", rewriting.capture("", args, kwargs))
     recorder = _Recorder(low, share)

@@ -26,7 +26,8 @@ class Snapshot:
                  held: Iterable[Any]) -> None:  # fmt: skip
         """`members` with their attributes but for those `ignored`; whether those `below` have hooks; `held`, and the
         containers in it."""
-        own = [table for member in members for table in (vars(member), member._modules, member._parameters)]
+        tables = [table for member in members for table in (vars(member), member._modules, member._parameters)]
+        own = [table for table in tables if isinstance(table, dict)]  # those of a scripted module lie in C++
         self.containers = [*own, *(inner for container in held for inner in _nested(container))]
         self.lengths = [*map(len, self.containers)]
         known, others, parameters = list[Any](), list[Any](), list[Any]()

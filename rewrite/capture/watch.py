@@ -66,7 +66,7 @@ class Watch:
         self.children = [(member._modules, dict(member._modules)) for member in self.members]
         self.names = [(vars(member), len(vars(member))) for member in self.members]
         """How many attributes each has: one that came later, as trainers set on a model, is to be watched too."""
-        self.classes = tuple((type(member), tuple(member._modules)) for member in self.members)
+        self.classes = tuple((type(member), tuple(member._modules.keys())) for member in self.members)
         group = structure.blocks.get(path)
         hidden = structure.differing.get(group, set()) if group is not None else set()
         below = {id(inner): name for name, inner in module.named_modules()}

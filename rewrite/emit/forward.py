@@ -18,6 +18,7 @@ from rewrite.capture.surroundings import ambient
 from rewrite.capture.watch import Watch
 from rewrite.emit.ownership import owning
 from rewrite.gate import GATE
+from rewrite.inputs import in_order
 from rewrite.readers import Reader
 from rewrite.recompute import nesting
 
@@ -100,6 +101,8 @@ class RegionForward:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if capturing():
             return self.original(*args, **kwargs)
+        if self.path == "":
+            kwargs = in_order(kwargs, self.__signature__)
         if self.rewriting.precision is None:
             with GATE:
                 return self.run(args, kwargs)
@@ -139,6 +142,8 @@ class RegionForward:
 
     def prepare(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Have code for this kind of call, as the call itself would, without running it."""
+        if self.path == "":
+            kwargs = in_order(kwargs, self.__signature__)
         if self.rewriting.precision is None:
             self._prepare(args, kwargs)
             return

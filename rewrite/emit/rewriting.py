@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import inspect
 import logging
 from collections import Counter
 from collections.abc import Callable, Hashable, Mapping, Sequence
@@ -26,6 +27,7 @@ from rewrite.emit.segments import fold_segments
 from rewrite.errors import CaptureError
 from rewrite.example import Example
 from rewrite.gate import GATE
+from rewrite.inputs import as_call, in_order
 from rewrite.precision import Precision
 from rewrite.program import Opaque, Program, Region
 from rewrite.readers import leaf_reader
@@ -122,6 +124,11 @@ class Rewriting:
         return present
 
     # From a call to code.
+
+    def call(self, example_inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Example inputs as a call of the model; raises InputError."""
+        args, kwargs = as_call(example_inputs)
+        return args, in_order(kwargs, inspect.signature(self.root.forward))
 
     def capture(self, path: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Capture:
         return capture_module(

@@ -13,7 +13,7 @@ from rewrite.example import Example
 from rewrite.program import Program
 from rewrite.text import program_text, value_text
 
-OTHER_GRAPH = "the forward runs other operations, or is given its inputs in another order, or one tensor as two of them"
+OTHER_GRAPH = "the forward runs other operations, or is given one tensor as two of its inputs"
 
 
 @dataclass(frozen=True)

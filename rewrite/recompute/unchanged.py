@@ -58,9 +58,10 @@ class Weights:
         there = [table.get(name) for table, name in zip(self.tables, self.names, strict=True)]
         if all(map(operator.is_, there, self.tensors)) and [*map(_version, self.tensors)] == self.versions:
             return
-        read = {id(table) for table in _tables(modules_of(owners(module)))}
+        tables = _tables(modules_of(owners(module)))
+        read = {*map(id, tables), *(id(tensor) for table in tables for tensor in table.values())}
         for table, name, tensor, version in zip(self.tables, self.names, self.tensors, self.versions, strict=True):
-            if id(table) not in read:
+            if id(table) not in read and id(tensor) not in read:
                 continue
             found = table.get(name)
             if found is tensor and found._version != version:
@@ -95,7 +96,8 @@ def modules_of(owners: tuple[nn.Module, ...]) -> list[nn.Module]:
 
 
 def _tables(modules: list[nn.Module]) -> list[Mapping[str, torch.Tensor | None]]:
-    return [table for each in modules for table in (each._parameters, each._buffers) if table]
+    tables = [table for each in modules for table in (each._parameters, each._buffers) if table]
+    return [table if isinstance(table, dict) else dict(table.items()) for table in tables]  # scripted ones lie in C++
 
 
 def changed(path: str, what: str) -> RecomputeError:

@@ -89,6 +89,25 @@ def test_a_plan_for_another_step_is_refused(
     assert raised.value.exit_code == 2
 
 
+class Named(Language):
+    def forward(self, tokens: torch.Tensor, scale: torch.Tensor, offset: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
+        return super().forward(tokens) * scale + offset
+
+
+def test_the_order_in_which_inputs_are_named_is_no_part_of_a_step(tmp_path: Path) -> None:
+    inputs = {"tokens": batch(), "scale": torch.tensor(2.0), "offset": torch.tensor(1.0)}
+    turned = dict(reversed(inputs.items()))
+    path = tmp_path / "plan.json"
+    budget = int(rewrite.estimate(Named(), inputs).peak_bytes * FACTOR)
+    path.write_text(document_text(plan_document(rewrite.plan(Named(), budget, turned))))
+
+    planned = rewrite.optimize(Named(), str(path), example_inputs=inputs)
+    calls = vars(planned)["forward"]
+    assert torch.equal(planned(**inputs), planned(**turned))
+    assert torch.equal(planned(inputs["tokens"], offset=inputs["offset"], scale=inputs["scale"]), planned(**inputs))
+    assert calls.count() == 2, "one for names, one for a position"
+
+
 @pytest.mark.parametrize(
     ("text", "told"),
     [

@@ -14,6 +14,8 @@ from tests.recompute.models import (
     EVERYTHING,
     NOTHING,
     VALUES,
+    WIDTH,
+    Block,
     Stack,
     Subset,
     assert_same,
@@ -22,6 +24,7 @@ from tests.recompute.models import (
     mlp,
     pair,
     stacks,
+    step,
     tensors,
 )  # fmt: skip
 
@@ -121,3 +124,20 @@ def test_a_buffer_changed_in_place(subset: Subset) -> None:
         model.blocks[0].scale.mul_(2)
         with pytest.raises(RuntimeError, match=r"in[ -]?place"):
             loss.backward()
+
+
+def test_a_scripted_layer_is_recomputed_and_its_weights_are_looked_at() -> None:
+    def body(block: Any, hidden: torch.Tensor) -> torch.Tensor:
+        return hidden + block.down(block.layer(block.up(hidden)).tanh())
+
+    layer = lambda: torch.jit.script(nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.GELU()))  # noqa: E731
+    plain = Stack(lambda: Block(body, layer=layer))
+    small = rewrite.optimize(plain, passes=[NOTHING], example_inputs=(hidden(),))
+    assert len(rewrite.report(small).changes) == 2
+    for train in (True, True, False):
+        assert_same(step(plain, hidden(), train=train), step(small, hidden(), train=train))
+    loss = forward(small, hidden())
+    with torch.no_grad():
+        plain.blocks[1].layer[0].weight.mul_(2)  # type: ignore[union-attr, index, operator]
+    with pytest.raises(rewrite.RecomputeError, match="was changed in place"):
+        loss.backward()
