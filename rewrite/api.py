@@ -112,6 +112,7 @@ def _rewrite(rewriting: Rewriting, example_inputs: Any) -> None:
 
 def capture(model: nn.Module, example_inputs: Any) -> Program:
     """The program of one call of `model`: nothing is computed and the model is left as it was."""
+    _check_module(model)
     rewriting = Rewriting(copy_tree(model), (), {})
     args, kwargs = rewriting.call(example_inputs)
     with torch.enable_grad():
@@ -237,10 +238,7 @@ def report(model: nn.Module) -> Report:
 
 def checked_passes(model: nn.Module, passes: str | Sequence[Pass]) -> tuple[Pass, ...]:
     """The passes, if `model` can take them; raises ModelError, SpecError, InputError."""
-    if not isinstance(model, nn.Module):
-        raise ModelError(
-            "model", f"optimize takes a torch.nn.Module, not {type(model).__name__}", "pass the module itself"
-        )
+    _check_module(model)
     chosen = spec.parse(passes, registry.load) if isinstance(passes, str) else tuple(passes)
     for entry in chosen:
         if not isinstance(entry, Pass):
@@ -257,6 +255,17 @@ def checked_passes(model: nn.Module, passes: str | Sequence[Pass]) -> tuple[Pass
         cause = "its parameters are sharded (DTensor), so its forward cannot be captured as it is"
         raise ModelError("model", cause, "call optimize first and shard the result")
     return chosen
+
+
+def _check_module(model: nn.Module) -> None:
+    if not isinstance(model, nn.Module):
+        raise ModelError(
+            "model", f"optimize takes a torch.nn.Module, not {type(model).__name__}", "pass the module itself"
+        )
+    if isinstance(model, torch.jit.ScriptModule):
+        raise ModelError(
+            "model", "it is scripted or traced: what it runs is compiled", "pass the module that it was made from"
+        )
 
 
 def _known_paths(model: nn.Module, paths: Sequence[str]) -> list[str]:

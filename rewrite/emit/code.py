@@ -9,7 +9,6 @@ from collections.abc import Callable
 from typing import Any
 
 from torch import fx
-from torch.fx.graph import _format_target
 
 from rewrite import runtime
 
@@ -40,8 +39,11 @@ def compile_graph(graph: fx.Graph, path: str) -> Callable[..., Any]:
 
 
 def _attribute(path: str) -> str:
-    """How generated code calls the module at `path`."""
-    return _format_target("module", path)
+    """How torch.fx writes the module at `path`."""
+    written = "module"
+    for name in path.split("."):
+        written = f"{written}.{name}" if name.isidentifier() else f'getattr({written}, "{name}")'
+    return written
 
 
 def _in_tables(path: str) -> str:

@@ -17,6 +17,7 @@ from rewrite.capture.intercept import capturing
 from rewrite.capture.surroundings import ambient
 from rewrite.capture.watch import Watch
 from rewrite.emit.ownership import owning
+from rewrite.errors import ModelError
 from rewrite.gate import GATE
 from rewrite.inputs import in_order
 from rewrite.readers import Reader
@@ -102,6 +103,7 @@ class RegionForward:
         if capturing():
             return self.original(*args, **kwargs)
         if self.path == "":
+            _check_not_traced()
             kwargs = in_order(kwargs, self.__signature__)
         if self.rewriting.precision is None:
             with GATE:
@@ -197,3 +199,10 @@ class RegionForward:
         vars(made).update(vars(self))
         made.module, made.watch = replica, None
         return made
+
+
+def _check_not_traced() -> None:
+    if torch._C._get_tracing_state() is not None:
+        raise ModelError(
+            "model", "torch.jit.trace cannot look into generated code", "call rewrite.remove(model) first, then trace"
+        )

@@ -164,3 +164,21 @@ def test_a_failed_in_place_rewrite_leaves_the_model_as_it_was() -> None:
     with pytest.raises(rewrite.CaptureError):
         rewrite.optimize(model, example_inputs=(torch.ones(3, 5),), inplace=True)
     assert not any("forward" in vars(module) for module in model.modules())
+
+
+def test_a_trace_is_refused_and_follows_once_the_rewrite_is_off() -> None:
+    model = Stack(2)
+    small = rewrite.optimize(model, passes=[Checkpoint()], example_inputs=(hidden(),)).eval()
+    with pytest.raises(
+        rewrite.ModelError, match=r"torch.jit.trace cannot look into generated code\nNext: call rewrite.r"
+    ):
+        torch.jit.trace(small, (hidden(),))
+    rewrite.remove(small)
+    assert torch.equal(torch.jit.trace(small, (hidden(),))(hidden(3)), model.eval()(hidden(3)))
+
+
+def test_a_scripted_model_is_refused() -> None:
+    scripted = torch.jit.script(nn.Linear(4, 4))
+    for call in (lambda: rewrite.optimize(scripted), lambda: rewrite.capture(scripted, (hidden(),))):
+        with pytest.raises(rewrite.ModelError, match="pass the module that it was made from"):
+            call()
