@@ -74,6 +74,8 @@ class Learner:
 
     def __init__(self, kind: Hashable) -> None:
         self.kind = kind
+        self.addressed = True
+        """Whether every value has an address; on some devices none has, and empty ones have none."""
         self.notes: list[tuple[Token | Kept, Entry]] = []
         self.nodes: list[tuple[Place, int]] = []
 
@@ -84,7 +86,8 @@ class Learner:
         elif value is None:
             entry = Entry(OWN)
         else:
-            ahead = tensor.data_ptr() - value.data_ptr()
+            start = value.data_ptr()
+            ahead, self.addressed = tensor.data_ptr() - start, self.addressed and start != 0
             entry = Entry(VALUE, held.saved, 0, ahead, tensor.size(), tensor.stride(), tensor.dtype)
         self.notes.append((held, entry))
 
@@ -94,6 +97,8 @@ class Learner:
 
     def learned(self, plan: Plan, tokens: Tokens, course: Course, need_grad: dict[Place, bool]) -> None:
         """The forward is through: what it saved is known to `plan`."""
+        if not self.addressed:
+            return
         slots: dict[tuple[Place, int], int] = {}
         entries = []
         for held, entry in self.notes:

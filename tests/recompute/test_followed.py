@@ -58,6 +58,14 @@ def test_a_value_of_another_layout_is_of_another_kind(forwards: list[Followed]) 
     assert not any(each.astray for each in forwards)
 
 
+def test_what_has_no_address_is_told_anew_each_time(forwards: list[Followed]) -> None:
+    plain, small = stacks(NOTHING)
+    for _ in range(2):
+        given = torch.randn(0, 6, WIDTH).requires_grad_()
+        assert_same(step(plain, given), step(small, given))
+    assert forwards == []
+
+
 class Moody(torch.autograd.Function):
     """A sine that holds for its backward what comes to its mind."""
 
