@@ -11,6 +11,7 @@ from torch import nn
 from rewrite import calls
 from rewrite.capture.snapshot import Snapshot
 from rewrite.capture.structure import PRIMITIVES, Structure, flags, has_hooks, members
+from rewrite.identity import identity
 
 TORCHS = frozenset(vars(nn.Module()))
 BOOK_KEEPING = TORCHS | {"forward", "train", "_replicate_for_data_parallel"}
@@ -46,7 +47,7 @@ class Attributes:
         """Their values as they are now; of tensors, which they are."""
         return (
             tuple([table.get(name) for table, name in self.plain]),
-            tuple([id(table.get(name)) for table, name in self.tensors]),
+            tuple([identity(table.get(name)) for table, name in self.tensors]),
             tuple([_values(table.get(name)) for table, name in self.containers]),
             tuple([_values(options) for options in self.options.values()]),
         )
@@ -120,7 +121,7 @@ def _values(held: Any) -> Hashable:
     if type(held) in (list, tuple):
         return tuple([_values(value) for value in held])
     if isinstance(held, torch.Tensor):
-        return id(held)
+        return identity(held)
     return held if isinstance(held, PRIMITIVES) else None
 
 

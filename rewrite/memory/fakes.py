@@ -4,18 +4,27 @@ from __future__ import annotations
 
 import random
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import nn
 
 from rewrite.errors import InputError
+from rewrite.identity import standing_for
 from rewrite.memory.quick import QuickFakes, meta_storage
 
-Convert = Callable[[torch.Tensor], torch.Tensor]
-"""Makes the stand-in of one tensor; the same stand-in for the same tensor."""
+
+class Convert(Protocol):
+    """Makes the stand-in of one tensor; the same stand-in for the same tensor."""
+
+    def __call__(self, tensor: torch.Tensor) -> torch.Tensor:
+        """The stand-in."""
+
+    def pairs(self) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        """(original, stand-in) of every tensor converted."""
+
 
 _CONTAINERS = (list, dict, set)
 
@@ -110,7 +119,8 @@ def swapped(root: nn.Module, convert: Convert) -> Iterator[None]:
             for name, value in list(module.__dict__.items()):
                 if name != "_modules":
                     module.__dict__[name] = _converted(value, convert)
-        yield
+        with standing_for(list(convert.pairs())):
+            yield
     finally:
         for module, attributes in saved:
             attributes.restore(module)

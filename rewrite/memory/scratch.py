@@ -1,6 +1,6 @@
 """Memory that CPU kernels take below the dispatcher, where no mode sees it: oneDNN's copies in its own layout, the
-patches of images that a convolution in a half precision multiplies by where oneDNN has none for the processor, and the
-tiles of attention (`rewrite.memory.attention_scratch`).
+patches of images that a convolution in a half precision multiplies by where oneDNN has none for the processor, the
+tiles of attention (`rewrite.memory.attention_scratch`), and what an LSTM takes (`rewrite.memory.lstm_scratch`).
 
 These are real allocations of torch's CPU allocator, gone when the operator returns. Everything else a kernel takes
 there is small, and named among what is not counted.
@@ -14,37 +14,53 @@ from typing import Any
 
 import torch
 
-from rewrite.memory import attention_scratch
+from rewrite.memory import attention_scratch, lstm_scratch
 
 aten = torch.ops.aten
 
 
 def scratch_bytes(func: Callable[..., Any], args: tuple[Any, ...], out: Any) -> int:
     """Bytes a CPU operator holds at its worst moment beyond its arguments and its results."""
-    if func is aten.convolution.default:
-        x, weight, _, stride, padding, dilation, transposed = args[:7]
-        dense = _made_dense(x, weight, x, weight)
-        if _unfolds(x, dilation, transposed):
-            return dense + _unfolded_forward_bytes(x, out, _columns(weight, out, x, stride, padding), args[8])
-        if not _reorders(x, weight, stride, dilation, transposed, args[8]):
-            return dense
-        fills = not transposed and _fills(x, weight, stride, dilation, args[8])
-        return dense + _forward_bytes(x, weight, out, fills)
-    if func is aten.convolution_backward.default:
-        grad, x, weight, _, stride, padding, dilation, transposed = args[:8]
-        dense = _made_dense(x, weight, grad, x, weight)
-        if _unfolds(x, dilation, transposed):
-            columns = _columns(weight, grad, x, stride, padding)
-            return dense + _unfolded_backward_bytes(grad, x, out, columns, args[9])
-        if not _reorders(x, weight, stride, dilation, transposed, args[9]):
-            return dense
-        fills = not transposed and _fills(x, weight, stride, dilation, args[9])
-        return dense + _backward_bytes(grad, x, weight, out, fills)
-    if func is aten._scaled_dot_product_flash_attention_for_cpu.default:
-        return attention_scratch.forward_bytes(*args[:2])
-    if func is aten._scaled_dot_product_flash_attention_for_cpu_backward.default:
-        return attention_scratch.backward_bytes(*args[:3])
-    return 0
+    counted = COUNTED.get(func)
+    return 0 if counted is None else counted(args, out)
+
+
+def _convolution_bytes(args: tuple[Any, ...], out: Any) -> int:
+    x, weight, _, stride, padding, dilation, transposed = args[:7]
+    dense = _made_dense(x, weight, x, weight)
+    if _unfolds(x, dilation, transposed):
+        return dense + _unfolded_forward_bytes(x, out, _columns(weight, out, x, stride, padding), args[8])
+    if not _reorders(x, weight, stride, dilation, transposed, args[8]):
+        return dense
+    fills = not transposed and _fills(x, weight, stride, dilation, args[8])
+    return dense + _forward_bytes(x, weight, out, fills)
+
+
+def _convolution_backward_bytes(args: tuple[Any, ...], out: Any) -> int:
+    grad, x, weight, _, stride, padding, dilation, transposed = args[:8]
+    dense = _made_dense(x, weight, grad, x, weight)
+    if _unfolds(x, dilation, transposed):
+        columns = _columns(weight, grad, x, stride, padding)
+        return dense + _unfolded_backward_bytes(grad, x, out, columns, args[9])
+    if not _reorders(x, weight, stride, dilation, transposed, args[9]):
+        return dense
+    fills = not transposed and _fills(x, weight, stride, dilation, args[9])
+    return dense + _backward_bytes(grad, x, weight, out, fills)
+
+
+COUNTED: dict[Callable[..., Any], Callable[[tuple[Any, ...], Any], int]] = {
+    aten.convolution.default: _convolution_bytes,
+    aten.convolution_backward.default: _convolution_backward_bytes,
+    aten._scaled_dot_product_flash_attention_for_cpu.default: lambda args, _: attention_scratch.forward_bytes(
+        *args[:2]
+    ),
+    aten._scaled_dot_product_flash_attention_for_cpu_backward.default: (
+        lambda args, _: attention_scratch.backward_bytes(*args[:3])
+    ),
+    aten.mkldnn_rnn_layer.default: lambda args, _: lstm_scratch.forward_bytes(args[0], args[2]),
+    aten.mkldnn_rnn_layer_backward.default: (lambda args, _: lstm_scratch.backward_bytes(args[0], args[2], args[10])),
+}
+"""Operator -> bytes from its arguments and its results."""
 
 
 def _made_dense(x: torch.Tensor, weight: torch.Tensor, *given: torch.Tensor) -> int:

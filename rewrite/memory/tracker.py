@@ -19,6 +19,7 @@ from rewrite.memory.autograd import (
     running_sequence_number,
 )
 from rewrite.memory.devices import cuda_scratch_bytes
+from rewrite.memory.lstm_scratch import with_workspace
 from rewrite.memory.place import Place, Places
 from rewrite.memory.questions import Questions
 from rewrite.memory.scratch import scratch_bytes
@@ -89,7 +90,7 @@ class Tracker(TorchDispatchMode):
             self._places.remember(number, self._places.now(operator_name(func)))
         if func is aten.add.Tensor and self._engine_adds(args, kwargs):
             func = aten.add_.Tensor
-        out = self._questions.run(func, args, kwargs)
+        out = with_workspace(func, args, self._questions.run(func, args, kwargs))
         self._tally.count(func, args, kwargs, out, self.phase)
         self._scratch(func, args, out)
         self._see(func, out)
