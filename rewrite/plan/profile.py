@@ -15,9 +15,8 @@ from rewrite.plan.price import Effort, Efforts, mask_seconds, masked_seconds
 from rewrite.plan.rerun import draws_mask, may_rerun
 from rewrite.plan.stage import Stage
 from rewrite.program import value_tensors
+from rewrite.recompute.states import limit_bytes
 
-SMALL_STATE = 16
-"""What an operator saves for itself stays saved when it takes at most one part in 16 of its result's bytes."""
 RANDOM_STATE_BYTES = 5056
 """The state of a CPU generator, held for a random node that is to be run again."""
 
@@ -143,7 +142,8 @@ class _Run:
         self, node: fx.Node, states: Mapping[fx.Node, list[int]], *, needed: bool, leaves: bool, fixed: bool
     ) -> NodeProfile:
         size, effort = self.bytes[node], self.efforts[node]
-        large = sum(part for part in states.get(node, ()) if part > size // SMALL_STATE)
+        sizes = states.get(node, [])
+        large = sum(part for part in sizes if part > limit_bytes(sizes, size))
         mask = effort.drawn if large and draws_mask(node, self.module) else None
         first = value_tensors(self.values[node])[0]
         return NodeProfile(

@@ -19,11 +19,9 @@ from rewrite.recompute.demand import Run
 from rewrite.recompute.plan import Place
 from rewrite.recompute.replay import random_state
 from rewrite.recompute.script import Learner
+from rewrite.recompute.states import limit_bytes
 from rewrite.recompute.tensors import detached, is_plain, is_weight
 from rewrite.recompute.tokens import WHOLE, Kept, Saved, Token, unpack
-
-LARGE_STATE = 16
-"""What an operator saves for itself is dropped if it takes more than one part in 16 of its result's bytes."""
 
 _NOTHING = torch.empty(0)
 _UNKNOWN, _APART = (-1, WHOLE, _NOTHING), (-1, WHOLE, _NOTHING)
@@ -241,16 +239,18 @@ class Recording:
         several = enumerate(value) if isinstance(value, (tuple, list)) else [(WHOLE, value)]
         tensors = [(part, item) for part, item in several if isinstance(item, torch.Tensor)]
         results = {item.untyped_storage()._cdata: (part, item) for part, item in tensors}
-        limit = sum(item.untyped_storage().nbytes() for _, item in tensors) // LARGE_STATE
+        own = {storage._cdata: storage.nbytes() for storage in map(_storage_of, self.pending)}
+        sizes = [size for storage, size in own.items() if storage not in results]
+        limit = limit_bytes(sizes, sum(item.untyped_storage().nbytes() for _, item in tensors))
         for token in self.pending:
             tensor, number = _tensor_of(token), token.saved.number
-            own = tensor.untyped_storage()
-            if own._cdata in results:
-                part, item = results[own._cdata]
+            storage = tensor.untyped_storage()
+            if storage._cdata in results:
+                part, item = results[storage._cdata]
                 if place not in self.dropped or not _reads_alike(tensor, item):
                     continue
                 token.saved = Saved(place, part, number, _geometry(tensor, item))
-            elif place not in self.plan.kept_state and own.nbytes() > limit:
+            elif place not in self.plan.kept_state and storage.nbytes() > limit:
                 token.saved = Saved(~place, WHOLE, number, None)
                 self.run.dropped_state.setdefault(place, (self.saved - self.since, []))[1].append(number)
             else:
@@ -271,6 +271,10 @@ def _geometry(tensor: torch.Tensor, value: torch.Tensor) -> tuple[Any, Any, Any]
 def _reads_alike(one: torch.Tensor, other: torch.Tensor) -> bool:
     """Whether the same bytes of a storage stand for the same numbers in both."""
     return one.dtype == other.dtype and one.is_conj() == other.is_conj() and one.is_neg() == other.is_neg()
+
+
+def _storage_of(token: Token) -> torch.UntypedStorage:
+    return _tensor_of(token).untyped_storage()
 
 
 def _tensor_of(token: Token) -> torch.Tensor:
