@@ -63,6 +63,8 @@ class Rewriting:
         self.full: set[str] = set()
         self.without_graph: set[tuple[str, Hashable]] = set()
         """Regions found opaque, with the flags they were captured for: their own forward runs, its blocks have code."""
+        self.without_code: dict[str, None] = {}
+        """Regions that ran their own forward on fakes, where none can be captured."""
         self.seen_whole = False
         """Whether the passes have seen the whole model once, rather than single blocks of it."""
         self.results: list[pipeline.PipelineResult] = []
@@ -250,7 +252,10 @@ class Rewriting:
     def _worth_capturing(self, forward: RegionForward, key: Hashable, leaves: list[Any]) -> bool:
         if (forward.path, forward.flags()) in self.without_graph:
             return False
-        if (forward.path, key) in self.failed or torch.compiler.is_compiling() or any(map(_is_stand_in, leaves)):
+        if (forward.path, key) in self.failed or torch.compiler.is_compiling():
+            return False
+        if any(map(_is_stand_in, leaves)):
+            self.without_code[forward.path] = None
             return False
         holds_cache = not torch.is_grad_enabled() and any(map(calls.is_object, leaves))
         if holds_cache and any(isinstance(leaf, torch.Tensor) and leaf.ndim == 4 for leaf in leaves):

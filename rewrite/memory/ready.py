@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -27,6 +28,21 @@ def make_ready(module: nn.Module, example_inputs: Any, *, train: bool) -> None:
             forward.prepare(args, kwargs)
         elif not type(module).__module__.startswith("torch."):
             _ready_within(module, args, kwargs)
+
+
+@contextlib.contextmanager
+def misses_told(module: nn.Module) -> Iterator[list[str]]:
+    """Fills a list with a sentence for each rewritten part that the block runs, on fakes, without code of its own."""
+    forwards = [vars(inner).get("forward") for inner in module.modules()]
+    found = {id(each.rewriting): each.rewriting for each in forwards if isinstance(each, RegionForward)}
+    for rewriting in found.values():
+        rewriting.without_code.clear()
+    told: list[str] = []
+    yield told
+    paths = dict.fromkeys(path for rewriting in found.values() for path in rewriting.without_code)
+    told += [
+        f"{path or 'the model itself'}: counted as its own forward runs, for there is no code for it" for path in paths
+    ]
 
 
 def _ready_within(wrapper: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:

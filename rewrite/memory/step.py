@@ -26,6 +26,7 @@ from rewrite.memory.optimizer import StepOptimizer, build_optimizer
 from rewrite.memory.place import ModulePaths, Place, Places
 from rewrite.memory.questions import Questions
 from rewrite.memory.quick import QuickFakes
+from rewrite.memory.ready import misses_told
 from rewrite.memory.tracker import Event, Storage, Tracker
 from rewrite.memory.work import Tally
 
@@ -79,8 +80,9 @@ def run_step(
         _watch_gradients(tracker, module)
         tally.restart()
         with tracker, kernels_of("cpu" if real else device), modules.watching():
+            missed = around.enter_context(misses_told(module))
             saved, loss, events = _run(tracker, module, args, kwargs, stepper, train)
-    assumptions = (*device_assumptions(module, device), *questions.assumptions)
+    assumptions = (*device_assumptions(module, device), *questions.assumptions, *missed)
     return Run(events, saved, tally, dict(modules.calls), loss, assumptions)
 
 

@@ -76,3 +76,16 @@ def test_a_stand_in_is_taken_for_what_it_stands_for_within_the_block_alone() -> 
     with standing_for([(one, other)]):
         assert identity(other) == identity(one) == id(one)
     assert identity(other) == id(other)
+
+
+def test_what_is_counted_without_code_is_said() -> None:
+    model, x = Stack(BLOCKS["attribute"]), torch.randn(16, 32, WIDTH)
+    small = rewrite.optimize(model, [Checkpoint(policy="blocks")], example_inputs=x)
+    assert not rewrite.estimate(small, x).assumptions
+    forward = vars(small.blocks[1])["forward"]  # type: ignore[union-attr, index, operator]
+    forward.table.clear()
+    vars(small)["forward"].table.clear()
+    forward.rewriting.failed.clear()
+    vars(small)["forward"].rewriting.without_graph = {("", vars(small)["forward"].flags())}
+    told = rewrite.estimate(small, x).assumptions
+    assert told == ("blocks.1: counted as its own forward runs, for there is no code for it",)
