@@ -10,13 +10,14 @@ import torch
 
 from rewrite import calls
 from rewrite.errors import RewriteError
+from rewrite.identity import present
 
 SOURCES: dict[str, tuple[tuple[str, str] | None, ...]] = {}
 """File name of a generated function -> for each line number, (path of the region's first instance, node name)."""
 
 
 class Constant:
-    """A value a graph holds: `constant()` gives it back."""
+    """A value a graph holds: `constant()` gives it back, or what stands in its place while a step is measured."""
 
     __module__ = "rewrite.runtime"
 
@@ -25,7 +26,7 @@ class Constant:
         self.__name__ = self.__qualname__ = "constant"
 
     def __call__(self) -> Any:
-        return self.value
+        return present(self.value)
 
     def __repr__(self) -> str:
         return f"constant({self.value!r})"

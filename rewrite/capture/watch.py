@@ -11,7 +11,7 @@ from torch import nn
 from rewrite import calls
 from rewrite.capture.snapshot import Snapshot
 from rewrite.capture.structure import PRIMITIVES, Structure, flags, has_hooks, members
-from rewrite.identity import identity
+from rewrite.identity import identity, stood_in
 
 TORCHS = frozenset(vars(nn.Module()))
 BOOK_KEEPING = TORCHS | {"forward", "train", "_replicate_for_data_parallel"}
@@ -93,9 +93,10 @@ class Watch:
 
     def state(self) -> Hashable:
         """Equal for two calls that one graph may serve."""
-        snapshot = Snapshot(self.members, self.below, TORCHS - {"training"}, self.shared.held())
-        self.last = snapshot, self._state()
-        return self.last[1]
+        state = self._state()
+        if not stood_in():  # or stand-ins would live as long as what was read of them
+            self.last = Snapshot(self.members, self.below, TORCHS - {"training"}, self.shared.held()), state
+        return state
 
     def _state(self) -> Hashable:
         return (

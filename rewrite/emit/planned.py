@@ -93,6 +93,7 @@ class _Segment:
             self._released(),
             passing,
             {self.places[node]: unread for node in self.group if passing and (unread := _unread(node))},
+            by_data=any(map(_is_sized_by_data, self.group)),
         )
         object.__setattr__(plan, "recorded", compile_graph(self._forward(plan), self.region.path))
         return plan
@@ -285,6 +286,12 @@ def storages_of(node: fx.Node) -> list[int]:
 
 def _name(node: fx.Node) -> str:
     return node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
+
+
+def _is_sized_by_data(node: fx.Node) -> bool:
+    """Whether a size of what it gives is known when it has run, and not before."""
+    sizes = (size for tensor in value_tensors(node.meta.get("val")) for size in tensor.shape)
+    return any(isinstance(size, torch.SymInt) and not size.node.has_hint() for size in sizes)
 
 
 def _unread(node: fx.Node) -> frozenset[int]:

@@ -58,11 +58,17 @@ def _largest(held: Sequence[Held]) -> str:
 
 def _smaller(lowest: Estimate) -> list[str]:
     """What makes most of the peak smaller."""
-    counts = lowest.by_category
-    if 2 * sum(counts.get(category, 0) for category in STAYING) <= lowest.peak_bytes:
+    counts = {category: lowest.by_category.get(category, 0) for category in STAYING}
+    if 2 * sum(counts.values()) <= lowest.peak_bytes:
         return ["a smaller batch", "a shorter sequence"]
-    narrower = ["an optimizer with less state (adamw8bit)"] if counts.get("optimizer") else []
-    return ["fewer parameters in training (freeze some)", *narrower]
+    ways = []
+    if 4 * (counts["gradient"] + counts["optimizer"]) >= lowest.peak_bytes:
+        ways.append("fewer parameters in training (freeze some)")
+    if 4 * counts["optimizer"] >= lowest.peak_bytes:
+        ways.append("an optimizer with less state (adamw8bit)")
+    if 4 * counts["gradient"] < counts["parameter"]:
+        ways.append("frozen weights in fewer bits (quantize-frozen)")
+    return ways or ["a smaller model"]
 
 
 def _listed(ways: Sequence[str]) -> str:

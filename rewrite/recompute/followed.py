@@ -1,6 +1,7 @@
 """A forward that is told by a script: a few comparisons for each tensor that is saved, in the place of the books.
 
-Where an operator saves what the script does not have, the tensor is kept: right, and larger. The script is forgotten.
+Where an operator saves what the script does not have, the tensor is kept: right, and larger. Forwards of this kind have
+no script from then on.
 """
 
 from __future__ import annotations
@@ -96,7 +97,7 @@ class Followed(Recording):
         self.astray, self.entries = True, ()
         for kind, script in [*self.plan.scripts.items()]:
             if script is self.script:
-                self.plan.scripts.pop(kind, None)
+                self.plan.scripts[kind] = None
 
     def finish(self) -> None:
         tokens, script = self.left(), self.script

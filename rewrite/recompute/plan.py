@@ -74,8 +74,10 @@ class Plan:
     """Buffers that layers write when they run."""
     held: frozenset[Place] = frozenset()
     """Values that a step reads and that are no step's to make: what is held for recomputes to start from."""
-    scripts: dict[Hashable, Script] = field(default_factory=dict, compare=False, repr=False)
-    """What forwards save, by the kind of call."""
+    by_data: bool = False
+    """Whether the data of its inputs, beside their shapes, decides what a forward saves."""
+    scripts: dict[Hashable, Script | None] = field(default_factory=dict, compare=False, repr=False)
+    """What forwards save, by the kind of call; None where one saved something else than another."""
     _sources: dict[Place, tuple[Place, ...]] = field(default_factory=dict, compare=False, repr=False)
     _uses: dict[Any, dict[Place, int]] = field(default_factory=dict, compare=False, repr=False)
     _courses: dict[Tokens, Course] = field(default_factory=dict, compare=False, repr=False)

@@ -62,8 +62,8 @@ def kind_of(inputs: Sequence[Any]) -> Hashable | None:
             if value.device.type == "meta":
                 return None
             found.append((value.size(), value.stride(), value.requires_grad))
-        elif type(value) is int:
-            found.append(value)
+        elif value is None or type(value) in (int, bool):
+            found.append((type(value), value))
         else:
             return None
     return tuple(found)

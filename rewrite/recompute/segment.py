@@ -37,8 +37,10 @@ class Planned:
         if self.plan.passing:
             return Passage(Passing(self.plan, module, inputs), inputs)
         run = Run(self.plan, module, inputs)
-        kind = kind_of(inputs) if nesting.holder() is None else None
+        kind = None if self.plan.by_data or nesting.holder() is not None else kind_of(inputs)
         if kind is None:
             return Recording(run, inputs)
-        script = self.plan.scripts.get(kind)
-        return Recording(run, inputs, Learner(kind)) if script is None else Followed(run, inputs, script)
+        if kind not in self.plan.scripts:
+            return Recording(run, inputs, Learner(kind))
+        script = self.plan.scripts[kind]
+        return Recording(run, inputs) if script is None else Followed(run, inputs, script)

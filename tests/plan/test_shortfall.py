@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
 import rewrite
 from rewrite import BudgetError
@@ -36,6 +37,30 @@ def test_where_parameters_hold_it_a_smaller_batch_is_not() -> None:
     assert "batch" not in error.next_step
     assert "freeze some" in error.next_step
     assert "adamw8bit" in error.next_step
+
+
+class Table(torch.nn.Module):
+    """A layer, and much beside it that no gradient is made for."""
+
+    def __init__(self, *, trained: bool) -> None:
+        super().__init__()
+        self.layer = torch.nn.Linear(8, 8)
+        table = torch.zeros(4096, 64)
+        if trained:
+            self.table: torch.Tensor = torch.nn.Parameter(table, requires_grad=False)
+        else:
+            self.register_buffer("table", table)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return (self.layer(x) * self.table[:8, :8]).sum()
+
+
+@pytest.mark.parametrize(
+    ("trained", "told"), [(True, "frozen weights in fewer bits (quantize-frozen)"), (False, "a smaller model")]
+)
+def test_where_nothing_in_training_holds_it_freezing_is_not_advised(trained: bool, told: str) -> None:
+    step = rewrite.estimate(Table(trained=trained), torch.zeros(8, 8))
+    assert too_small(1000, step, ways=()).next_step == f"give at least {step.peak_bytes} bytes, {told}"
 
 
 def test_storages_alike_are_counted_and_none_is_without_a_name() -> None:
