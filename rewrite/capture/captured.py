@@ -69,6 +69,14 @@ def mark_rereading(graph: fx.Graph, written: Iterable[str]) -> None:
             node.meta[REREADS] = True
 
 
+def is_graded(node: fx.Node) -> bool:
+    """Whether a node computes other last bits with grad mode off: oneDNN's LSTMs for training and for inference do."""
+    kind = node.meta.get("module_type")
+    if isinstance(kind, type):
+        return issubclass(kind, nn.LSTM)
+    return getattr(node.target, "__name__", node.target) == "lstm"
+
+
 def fills_late(node: fx.Node) -> bool:
     """Whether what a node calls may fill a tensor after saving it for the backward, as rrelu does with its noise."""
     return bool(node.meta.get("fills_late")) or "rrelu" in str(getattr(node.target, "__name__", node.target))

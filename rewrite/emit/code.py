@@ -5,12 +5,14 @@ from __future__ import annotations
 import itertools
 import linecache
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from torch import fx
 
 from rewrite import runtime
+from rewrite.capture.captured import is_graded
+from rewrite.recompute.replay import graded
 
 _numbers = itertools.count()
 _ASSIGNED = re.compile(r"^ {4}([A-Za-z_][A-Za-z_0-9]*)(?: : .*?)? = ")
@@ -36,6 +38,17 @@ def compile_graph(graph: fx.Graph, path: str) -> Callable[..., Any]:
     function: Callable[..., Any] = scope["forward"]
     opens_spans = any(node.target in (runtime.set_grad_enabled, runtime.enter_autocast) for node in graph.nodes)
     return runtime.leaving_modes(function) if opens_spans else function
+
+
+def copy_graded(part: fx.Graph, node: fx.Node, made: Mapping[fx.Node, fx.Node]) -> fx.Node:
+    """Copy a node into code that runs with grad mode off, so that it computes what it does with it on."""
+    if not is_graded(node):
+        return part.node_copy(node, made.__getitem__)
+    args, kwargs = fx.map_arg((node.args, node.kwargs), made.__getitem__)
+    function: Any = part.get_attr(str(node.target)) if node.op == "call_module" else node.target
+    copied = part.call_function(graded, (function, *args), kwargs)
+    copied.meta = dict(node.meta)
+    return copied
 
 
 def _attribute(path: str) -> str:

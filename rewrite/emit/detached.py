@@ -9,7 +9,8 @@ from typing import Any, Protocol
 import torch
 from torch import fx, nn
 
-from rewrite.emit.code import compile_graph
+from rewrite import runtime
+from rewrite.emit.code import compile_graph, copy_graded
 from rewrite.program import Region, value_tensors
 from rewrite.tags import CUT, DETACH, RECOMPUTE, WITHIN
 
@@ -104,16 +105,27 @@ def _compiled(
     region: Region, group: Sequence[fx.Node], inputs: Sequence[fx.Node], outputs: Sequence[fx.Node]
 ) -> Callable[..., tuple[Any, ...]]:
     """The nodes of `group` as code."""
-    part, made = fx.Graph(), dict[fx.Node, fx.Node]()
+    part, made, off = fx.Graph(), dict[fx.Node, fx.Node](), _without_grad(region)
     for node in inputs:
         made[node] = part.placeholder(node.name)
     for node in group:
         for source in node.all_input_nodes:
             if source.op == "get_attr" and source not in made:  # read inside: FSDP2 replaces weights
                 made[source] = part.node_copy(source)
-        made[node] = part.node_copy(node, made.__getitem__)
+        made[node] = part.node_copy(node, made.__getitem__) if node in off else copy_graded(part, node, made)
     part.output(tuple(made[node] for node in outputs))
     return compile_graph(part, region.path)
+
+
+def _without_grad(region: Region) -> set[fx.Node]:
+    """The nodes that the original runs with grad mode off."""
+    found, on = set[fx.Node](), True
+    for node in region.graph.nodes:
+        if node.target is runtime.set_grad_enabled:
+            on = bool(node.args[0])
+        elif not on:
+            found.add(node)
+    return found
 
 
 def _needed(group: Sequence[fx.Node], outputs: Sequence[fx.Node]) -> list[fx.Node]:

@@ -12,7 +12,7 @@ from torch import fx, nn
 
 from rewrite import runtime
 from rewrite.capture.captured import REREADS, fills_late
-from rewrite.emit.code import compile_graph
+from rewrite.emit.code import compile_graph, copy_graded
 from rewrite.program import Region, value_tensors
 from rewrite.recompute.plan import Place, Plan, Step
 from rewrite.recompute.unchanged import Owners, owners_at
@@ -148,7 +148,7 @@ class _Segment:
         for source in node.all_input_nodes:
             if source.op == "get_attr":
                 made[source] = part.node_copy(source)
-        part.output(part.node_copy(node, made.__getitem__))
+        part.output(copy_graded(part, node, made))
         return Step(
             compile_graph(part, self.region.path),
             tuple(self.places[source] for source in sources),

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from rewrite.capture.captured import fills_late
+from rewrite.capture.captured import fills_late, is_graded
 from rewrite.emit.planned import changes_buffers, written_buffers
 from rewrite.plan.options import Options
 from rewrite.plan.outline import Outline, Piece
@@ -86,7 +86,7 @@ def _runs_again(piece: Piece, program: Program) -> bool:
     if piece.call is None and any(node.meta.get("writes") for node in own):
         return False
     return not any(
-        function_name(node) in ROUTING or changes_mode(node) or is_effect(node) or fills_late(node)
+        function_name(node) in ROUTING or changes_mode(node) or is_effect(node) or fills_late(node) or is_graded(node)
         or node.meta.get("object") or node.kwargs.get("generator") is not None
         for node in own
     )  # fmt: skip

@@ -10,6 +10,8 @@ from typing import Any
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
+from rewrite.recompute.tensors import detached
+
 RandomState = tuple[tuple[torch.device, torch.Tensor], ...]
 """Devices, the CPU first, and the state of the generator of each."""
 
@@ -52,6 +54,12 @@ def replayed(state: RandomState, function: Callable[[], Any]) -> Any:
             return function()
         finally:
             set_random_state(before)
+
+
+def graded(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """What `function` gives in grad mode, without its graph: run again, or detached, as it ran in the original."""
+    with torch.enable_grad():
+        return detached(function(*args, **kwargs))
 
 
 def surroundings() -> Surroundings:
