@@ -59,7 +59,8 @@ def optimize(
     numerics a chosen pass may have: "exact", "reassociated" or "reduced". `optimizer` and `device` ("cpu", "cuda") are
     what a step is counted with, `profile` names the peak rates that price its time.
 
-    Raises RewriteError subclasses: CaptureError when the forward fails on the example inputs, SpecError and
+    Raises RewriteError subclasses: ModelError for a model that cannot be rewritten (no module, scripted, sharded,
+    rewritten before), CaptureError when the forward fails on the example inputs, SpecError and
     SelectorError for a pipeline that does not fit, InputError for example inputs that are not a call, PlanError for a
     plan of another step, BudgetError when no choice fits, with the lowest peak there is and what holds it there.
     """
@@ -111,7 +112,10 @@ def _rewrite(rewriting: Rewriting, example_inputs: Any) -> None:
 
 
 def capture(model: nn.Module, example_inputs: Any) -> Program:
-    """The program of one call of `model`: nothing is computed and the model is left as it was."""
+    """The program of one call of `model`: nothing is computed and the model is left as it was.
+
+    Raises ModelError for what is no module, or a scripted one; InputError for inputs that are not a call; CaptureError.
+    """
     _check_module(model)
     rewriting = Rewriting(copy_tree(model), (), {})
     args, kwargs = rewriting.call(example_inputs)
@@ -260,7 +264,7 @@ def checked_passes(model: nn.Module, passes: str | Sequence[Pass]) -> tuple[Pass
 def _check_module(model: nn.Module) -> None:
     if not isinstance(model, nn.Module):
         raise ModelError(
-            "model", f"optimize takes a torch.nn.Module, not {type(model).__name__}", "pass the module itself"
+            "model", f"it is no torch.nn.Module, but of type {type(model).__name__}", "pass the module itself"
         )
     if isinstance(model, torch.jit.ScriptModule):
         raise ModelError(

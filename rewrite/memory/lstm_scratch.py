@@ -2,7 +2,8 @@
 dispatcher.
 
 Sizes as in oneDNN's src/cpu/rnn/rnn_utils.hpp (`set_conf`, `get_good_ld`), of one layer in one direction, and checked
-against the allocator. The workspace is a result of the operator, of which torch's fake has no bytes.
+against the allocator: of a step in float32 within 0.2%, in bfloat16 up to 13% low. The workspace is a result of the
+operator, of which torch's fake has no bytes.
 """
 
 from __future__ import annotations

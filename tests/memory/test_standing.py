@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 
 import pytest
@@ -135,6 +136,8 @@ def test_a_stand_in_is_taken_for_what_it_stands_for_within_the_block_alone() -> 
     one, other = torch.zeros(1), torch.ones(1)
     with standing_for([(one, other)]):
         assert identity(other) == identity(one) == id(one)
+        with ThreadPoolExecutor(1) as elsewhere:  # another thread runs its models as they are
+            assert elsewhere.submit(identity, other).result() == id(other)
     assert identity(other) == id(other)
 
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from rewrite.recompute import followed, script
+from rewrite.recompute import script
 from rewrite.recompute.followed import Followed
 from rewrite.recompute.plan import Plan, Step
 from rewrite.recompute.segment import Planned
@@ -17,7 +17,7 @@ from tests.recompute.models import NOTHING, SOME, WIDTH, Block, Stack, assert_sa
 
 
 @pytest.fixture
-def forwards(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Followed]]:
+def forwards(monkeypatch: pytest.MonkeyPatch) -> list[Followed]:
     """Those that were told, in order."""
     found: list[Followed] = []
     finish = Followed.finish
@@ -27,8 +27,7 @@ def forwards(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Followed]]:
         finish(self)
 
     monkeypatch.setattr(Followed, "finish", finished)
-    yield found
-    followed.Followed.finish = finish
+    return found
 
 
 def test_blocks_alike_are_told_by_the_first_of_them(forwards: list[Followed]) -> None:
