@@ -26,6 +26,10 @@ class Gate:
     def __enter__(self) -> None:
         """Begin to read; waits for another thread's capture to end."""
         me = threading.get_ident()
+        within = self._reading.get(me)
+        if within:  # nobody captures until this thread is through, and its count is its own
+            self._reading[me] = within + 1
+            return
         with self._lock:
             if self._capturing is not None and self._capturing != me:
                 self._changed.wait_for(lambda: self._capturing in (None, me))
@@ -33,11 +37,11 @@ class Gate:
 
     def __exit__(self, *_: object) -> None:
         me = threading.get_ident()
+        left = self._reading[me] - 1
+        if left:
+            self._reading[me] = left
+            return
         with self._lock:
-            left = self._reading[me] - 1
-            if left:
-                self._reading[me] = left
-                return
             del self._reading[me]
             if self._waiting:
                 self._changed.notify_all()

@@ -22,7 +22,7 @@ from rewrite.capture.descriptions import defined_at, first_line, fresh_like, lea
 from rewrite.capture.fakes import Fakes
 from rewrite.capture.randomness import draws_in_module
 from rewrite.capture.recorder import OpaqueError, Recorder, tensor_version
-from rewrite.capture.structure import Structure, has_hooks, is_leaf, join_path, members, path_below
+from rewrite.capture.structure import Structure, has_hooks, is_bare, is_leaf, join_path, members, path_below
 from rewrite.capture.surroundings import ambient, caches_kept, random_states_kept, same_numpy_state
 from rewrite.capture.symbols import size_predicate
 from rewrite.capture.watch import Containers
@@ -299,6 +299,7 @@ class Session:
             node = recorder.call_module(path, args, kwargs)
             node.meta.update(
                 hooked=has_hooks(module),
+                bare=is_bare(module),
                 fills_late=any(isinstance(m, nn.RReLU) for m in module.modules()),
                 random=draws_in_module(module),
                 module_type=type(module),

@@ -11,7 +11,7 @@ from torch import nn
 from rewrite.capture.structure import PRIMITIVES
 
 _kind_of = operator.attrgetter("dtype", "device", "requires_grad")
-_hooks_of = operator.attrgetter("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 _CONTAINERS = (dict, list, tuple)
 
 
@@ -36,22 +36,23 @@ class Snapshot:
                 if isinstance(value, (*PRIMITIVES, *_CONTAINERS)):
                     if key not in ignored:
                         known.append((container, key, value))
+                elif isinstance(value, nn.Module):
+                    known.append((container, key, value))  # held anyway
                 elif isinstance(value, nn.Parameter):
                     parameters.append((container, key, _kind_of(value)))
                 elif key not in ignored:
                     others.append((container, key, id(value)))
         self.known, self.others, self.parameters = _columns(known), _columns(others), _columns(parameters)
-        self.hooked = [*members, *below]
-        self.hooks = any(map(any, map(_hooks_of, self.hooked)))
+        self.hooks = _columns([(vars(module), name) for module in (*members, *below) for name in _HOOKS], 2)
 
     def holds(self) -> bool:
         """Whether all is the same. With hooks it never is: which modules have any is for others to tell."""
-        if self.hooks or any(map(any, map(_hooks_of, self.hooked))) or [*map(len, self.containers)] != self.lengths:
-            return False
         (tables, keys, values), (homes, names, ids), (owners, paths, kinds) = self.known, self.others, self.parameters
         try:
             return (
-                all(map(operator.is_, map(operator.getitem, tables, keys), values))
+                not any(map(operator.getitem, *self.hooks))
+                and [*map(len, self.containers)] == self.lengths
+                and all(map(operator.is_, map(operator.getitem, tables, keys), values))
                 and all(map(operator.eq, map(id, map(operator.getitem, homes, names)), ids))
                 and all(map(operator.eq, map(_kind_of, map(operator.getitem, owners, paths)), kinds))
             )
@@ -59,8 +60,8 @@ class Snapshot:
             return False
 
 
-def _columns(rows: list[Any]) -> tuple[Any, ...]:
-    return tuple(zip(*rows, strict=True)) if rows else ((), (), ())
+def _columns(rows: list[Any], width: int = 3) -> tuple[Any, ...]:
+    return tuple(zip(*rows, strict=True)) if rows else ((),) * width
 
 
 def _items(container: Any) -> Iterable[tuple[Any, Any]]:

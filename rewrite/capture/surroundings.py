@@ -19,12 +19,13 @@ from torch import nn
 def surroundings() -> Hashable:
     """Global settings that a graph does not carry, and autocast, whose spans it does."""
     casts = tuple((torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)) for kind in ("cpu", "cuda"))
-    return (casts, _attention(), torch.is_inference_mode_enabled(), torch.get_default_dtype())
+    return (casts, attention(), torch.is_inference_mode_enabled(), torch.get_default_dtype())
 
 
-def _attention() -> Hashable:
-    backends = torch.backends.cuda
-    return (backends.flash_sdp_enabled(), backends.mem_efficient_sdp_enabled(), backends.math_sdp_enabled())
+def attention() -> tuple[bool, bool, bool]:
+    """Which kinds of attention kernels are allowed: as `torch.backends.cuda.flash_sdp_enabled` and its like say."""
+    c = torch._C
+    return (c._get_flash_sdp_enabled(), c._get_mem_efficient_sdp_enabled(), c._get_math_sdp_enabled())
 
 
 def ambient() -> Hashable:
@@ -32,7 +33,7 @@ def ambient() -> Hashable:
     devices = ("cpu", "cuda")
     casts = tuple(torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None for kind in devices)
     modes = (torch.is_grad_enabled(), torch.is_inference_mode_enabled())
-    return (modes, casts, torch.get_default_dtype(), _attention())
+    return (modes, casts, torch.get_default_dtype(), attention())
 
 
 @contextlib.contextmanager

@@ -7,7 +7,7 @@ import inspect
 import types
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import nn
@@ -17,14 +17,18 @@ from rewrite.capture.intercept import capturing
 from rewrite.capture.surroundings import ambient
 from rewrite.capture.watch import Watch
 from rewrite.emit.ownership import owning
+from rewrite.emit.quiet import hears_all
 from rewrite.errors import ModelError
 from rewrite.gate import GATE
 from rewrite.inputs import in_order
 from rewrite.readers import Reader
 from rewrite.recompute import nesting
+from rewrite.recompute.unchanged import Owners
 
 if TYPE_CHECKING:
     from rewrite.emit.rewriting import Rewriting
+    from rewrite.recompute.layers import Layers
+    from rewrite.recompute.plan import Plan
 
 
 @dataclass(frozen=True)
@@ -39,11 +43,15 @@ class Variant:
     """Yes-or-no questions about the inputs' data, and the answers the code was made for."""
     function: Callable[..., Any]
     result: Hashable
-    read: Reader | None = None
+    read: Reader | None
     """The leaves the code uses, read off a call of this kind."""
-    children: tuple[tuple[str, Variant], ...] = ()
-    """Regions the code calls, by path, each with the code that serves: captured together, they need no second check."""
-    own: Hashable = None
+    children: tuple[Variant, ...]
+    """The code that serves the regions this code calls: captured together, they need no second check of inputs."""
+    called: Owners
+    """These regions' modules, below the root."""
+    quiet: bool
+    """Whether nothing in the code, or in that of `children`, can change a module on the way."""
+    own: Hashable
     """What the region's own attributes held, if the code may have read any that its siblings have otherwise."""
 
     def serves(self, forward: RegionForward, leaves: list[Any]) -> bool:
@@ -56,14 +64,25 @@ class Variant:
         if not self.children:
             return calls.join(self.result, self.function(forward.module, *leaves))
         underway = [True]
-        for path, variant in self.children:
-            child = forward.rewriting.region_forward(path)
-            if child is not None:
-                child.expected = (variant, underway)
+        undisturbed = self.quiet and forward.undisturbed and not hears_all()
+        for module, variant in zip(self.called(forward.rewriting.root), self.children, strict=True):
+            child = vars(module).get("forward")
+            if isinstance(child, RegionForward):
+                child.expected = Expected(variant, underway, undisturbed and child.is_as_for(variant))
         try:
             return calls.join(self.result, self.function(forward.module, *leaves))
         finally:
             underway[0] = False
+
+
+class Expected(NamedTuple):
+    """Code that the region around, while it runs, knows to serve the next call."""
+
+    variant: Variant
+    underway: list[bool]
+    """Whether it runs still, and all came as it was captured."""
+    looked_up: bool
+    """Whether the modules were seen to be as they were, and nothing changes them until the call."""
 
 
 class RegionForward:
@@ -77,14 +96,18 @@ class RegionForward:
         """A forward that somebody had put on the instance before."""
         self.table: dict[Hashable, list[Variant]] = {}
         self.watch: Watch | None = None
-        self.expected: tuple[Variant, list[bool]] | None = None
-        """Code that the region around, while it runs, knows to serve the next call."""
+        self.expected: Expected | None = None
+        self.undisturbed = False
+        """Whether the modules of the region were as at the call before this one, and none has hooks."""
+        self.layers_by_plan: dict[Plan, Layers] = {}
+        """What `rewrite.recompute.layers` remembers of the module."""
         self.__signature__ = inspect.signature(self.original)
         self.__doc__ = self.original.__doc__
 
     def flags(self) -> Hashable:
         """As `Rewriting.region_flags`, with what to look at found once."""
         last = None if self.watch is None else self.watch.last_state()
+        self.undisturbed = last is not None
         if last is not None:
             return last
         if self.watch is None or not self.watch.is_current():
@@ -115,7 +138,7 @@ class RegionForward:
 
     def run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The region's results, by the code for this kind of call or by the original."""
-        expected, self.expected = self.expected, None
+        expected, self.expected, self.undisturbed = self.expected, None, False
         again = nesting.chosen_before()
         if again is nesting.NOTHING:
             variant, leaves = self.choose(expected, args, kwargs)
@@ -125,14 +148,15 @@ class RegionForward:
         return self.original(*args, **kwargs) if variant is None else variant.run(self, leaves)
 
     def choose(
-        self, expected: tuple[Variant, list[bool]] | None, args: tuple[Any, ...], kwargs: dict[str, Any]
+        self, expected: Expected | None, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[Variant | None, list[Any]]:
         """The code for a call, captured now if there is none, and the leaves to run it on; None for the original."""
-        if expected is not None and expected[1][0]:
-            variant, underway = expected
-            if self.still_of_kind(variant) and variant.read is not None:
-                return variant, variant.read(args, kwargs)
-            underway[0] = False  # what this region gives may be of another kind too, such as need a gradient
+        if expected is not None and expected.underway[0]:
+            variant = expected.variant
+            if expected.looked_up or self.still_of_kind(variant):
+                self.undisturbed |= expected.looked_up
+                return variant, variant.read(args, kwargs)  # type: ignore[misc]
+            expected.underway[0] = False  # what this region gives may be of another kind too, such as need a gradient
         parts = calls.split((args, kwargs))
         key = (parts.skeleton, ambient(), self.flags())
         found = self.find(key, parts.leaves)
@@ -165,6 +189,10 @@ class RegionForward:
             return False
         return self.owns(variant.own)
 
+    def is_as_for(self, variant: Variant) -> bool:
+        """Whether the modules are as at the call before, and as `variant` needs them; no hook runs in them."""
+        return self.watch is not None and self.watch.last_state() == variant.key[2] and self.owns(variant.own)
+
     def add(self, variant: Variant) -> None:
         known = self.table.setdefault(variant.key, [])
         if all(other.predicate_text != variant.predicate_text or other.questions for other in known):
@@ -175,7 +203,7 @@ class RegionForward:
 
     def __getstate__(self) -> dict[str, Any]:
         """Generated code is not pickled: the copy captures again at its first call."""
-        return {**vars(self), "table": {}, "expected": None, "watch": None, "__signature__": None}
+        return {**vars(self), "table": {}, "layers_by_plan": {}, "expected": None, "watch": None, "__signature__": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         vars(self).update(state)
@@ -190,14 +218,14 @@ class RegionForward:
         made.given = copy.deepcopy(self.given, memo)
         made.rewriting = copy.deepcopy(self.rewriting, memo)
         made.table = {key: list(variants) for key, variants in self.table.items()}
-        made.watch = None
+        made.watch, made.layers_by_plan = None, {}
         return made
 
     def bound_to(self, replica: nn.Module) -> RegionForward:
         """The same code for a replica of the module."""
         made: RegionForward = object.__new__(type(self))
         vars(made).update(vars(self))
-        made.module, made.watch = replica, None
+        made.module, made.watch, made.layers_by_plan = replica, None, {}
         return made
 
 

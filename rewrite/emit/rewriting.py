@@ -23,6 +23,7 @@ from rewrite.emit.code import compile_graph
 from rewrite.emit.forward import RegionForward, Variant
 from rewrite.emit.held import hold_below
 from rewrite.emit.low_weights import lowered
+from rewrite.emit.quiet import is_quiet
 from rewrite.emit.segments import fold_segments
 from rewrite.errors import CaptureError
 from rewrite.example import Example
@@ -31,6 +32,7 @@ from rewrite.inputs import as_call, in_order
 from rewrite.precision import Precision
 from rewrite.program import Opaque, Program, Region
 from rewrite.readers import leaf_reader
+from rewrite.recompute.unchanged import owners_at
 
 MAX_VARIANTS = 16
 """Kinds of calls that one region has code for; further kinds run the original forward."""
@@ -217,7 +219,7 @@ class Rewriting:
         used = {place for place, node in enumerate(placeholders) if node.users}
         called = [join_path(region.path, str(node.target)) for node in region.graph.nodes if node.op == "call_module"]
         once = [path for path, times in Counter(called).items() if times == 1 and len(made.get(path, ())) == 1]
-        children = tuple((path, made[path][0]) for path in once if made[path][0].read is not None)
+        children = [path for path in once if made[path][0].read is not None] if len(region.instances) == 1 else []
         return Variant(
             captured.key,
             captured.predicate,
@@ -226,7 +228,9 @@ class Rewriting:
             compile_graph(fold_segments(region), region.path),
             captured.result,
             leaf_reader(captured.skeleton, used),
-            children if len(region.instances) == 1 else (),
+            tuple(made[path][0] for path in children),
+            owners_at(tuple(children)),
+            is_quiet(region, children) and all(made[path][0].quiet for path in children),
             None if captured.shared else self.watch(captured.module, captured.path).own.state(),
         )
 

@@ -23,9 +23,9 @@ from rewrite.plan.stage import Stage
 from rewrite.plan.tagging import tag
 from rewrite.program import Region, copy_graph, value_tensors
 from rewrite.recompute import nesting
+from rewrite.recompute.forward import run_recorded
 from rewrite.recompute.passing import Passage, Passing
 from rewrite.recompute.plan import Plan, Step
-from rewrite.recompute.recording import run_recorded
 
 
 @dataclass(frozen=True)

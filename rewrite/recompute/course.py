@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from torch import nn
 
+from rewrite.recompute.again import Again, compile_ask
 from rewrite.recompute.unchanged import owners_at
 
 if TYPE_CHECKING:
@@ -64,7 +65,7 @@ def _then_gone(action: Action, place: Place) -> Action:
 class Ask:
     """One token cashed, after those before it."""
 
-    __slots__ = ("actions", "fresh", "last", "left", "loads", "next", "read", "states", "to_come", "values")
+    __slots__ = ("actions", "again", "fresh", "last", "left", "loads", "next", "read", "states", "to_come", "values")
 
     def __init__(self, left: dict[Place, int], fresh: set[Place], values: set[Place], states: dict[Place, set[int]],
                  to_come: int) -> None:  # fmt: skip
@@ -81,6 +82,8 @@ class Ask:
         self.loads: tuple[tuple[Place, int], ...] = ()
         """Values to take from the token's sources first, and where they are there."""
         self.actions: tuple[Action, ...] = ()
+        self.again: Again
+        """These as code, if there are any."""
         self.read: tuple[str, ...] = ()
         """The modules whose parameters the actions read, by path below the segment's."""
         self.last = False
@@ -121,6 +124,8 @@ class Course:
         found = before.next.get(index)
         if found is None:
             found = self._worked_out(before.following(), index)
+            if found.actions:
+                found.again = compile_ask(found)
             if self.room:
                 self.room -= 1
                 before.next[index] = found

@@ -17,13 +17,14 @@ from rewrite.errors import RecomputeError
 from rewrite.gate import GATE
 from rewrite.recompute import dropout
 from rewrite.recompute.buffers import copied_buffers
-from rewrite.recompute.course import Ask, Course, Special
+from rewrite.recompute.course import Ask, Course, Special, Tokens
+from rewrite.recompute.layers import layers_of
 from rewrite.recompute.plan import Place, Plan, Step
 from rewrite.recompute.replay import as_surrounded, replayed, surroundings
 from rewrite.recompute.settings import Settings, as_set
 from rewrite.recompute.tensors import detached, leaf_of, never
 from rewrite.recompute.tokens import WHOLE, Token, unpack
-from rewrite.recompute.unchanged import Weights, changed, modules_of
+from rewrite.recompute.unchanged import Weights, changed
 
 
 class Run:
@@ -34,9 +35,9 @@ class Run:
         self.module = module
         self.surroundings = surroundings()
         self.devices = {value.device for value in inputs if isinstance(value, torch.Tensor)}
-        owners = plan.owners(module)
-        self.weights = Weights(owners, [module.get_buffer(path) for path in plan.written])
-        self.settings = Settings(modules_of(owners))
+        layers = layers_of(plan, module)
+        self.weights = Weights(layers, [module.get_buffer(path) for path in plan.written])
+        self.settings = Settings(layers)
         # What the forward tells.
         self.versions: dict[Place, int] = {}
         self.need_grad: dict[Place, bool] = {}
@@ -51,6 +52,16 @@ class Run:
         """What was asked for last."""
         self.values: dict[Place, Any] = {}
         """Values that are there, and by `~place` what operators saved for themselves, by number."""
+
+    def left(self, tokens: Sequence[Token], ends: Sequence[int], sources: dict[Place, Any]) -> Tokens:
+        """What the forward has left: `tokens`, of which there were `ends` when each node ended, and `sources`."""
+        return Tokens(
+            tuple([token.saved.wanted for token in tokens]),
+            tuple([token.saved.number for token in tokens]),
+            tuple(ends),
+            tuple(sources),
+            tuple([(place, tuple(numbers)) for place, (_, numbers) in self.dropped_state.items()]),
+        )
 
     def holds(self, tokens: Sequence[Token], course: Course, sources: dict[Place, Any]) -> None:
         """The forward is through, and left `tokens`, which hold those of `sources` that they can be had from."""
@@ -70,20 +81,19 @@ class Run:
         if before is None or not before.to_come:  # a new backward
             self.values, before = {}, self.course.start
         ask = before.next.get(token.index) or self.course.ask(before, token.index)
-        self.before = None  # an error ends the backward: what asks after it starts anew
-        values, saved = self.values, token.saved
-        place = saved.wanted
         if ask.actions:
+            self.before = None  # an error ends the backward: what asks after it starts anew
             self._recompute(ask, token.sources)
         self.before = ask
+        place, part, number, geometry = token.saved
         if place < 0:
-            own: torch.Tensor = values[place].pop(saved.number)
+            own: torch.Tensor = self.values[place].pop(number)
             if ask.last:
-                del values[place]
+                del self.values[place]
             return own
-        value = values.pop(place) if ask.last else values[place]
-        tensor: torch.Tensor = value if saved.part == WHOLE else value[saved.part]
-        return tensor if saved.geometry is None else tensor.as_strided(*saved.geometry)
+        value = self.values.pop(place) if ask.last else self.values[place]
+        tensor: torch.Tensor = value if part == WHOLE else value[part]
+        return tensor if geometry is None else tensor.as_strided(*geometry)
 
     def _recompute(self, ask: Ask, sources: tuple[Any, ...]) -> None:
         """Run the nodes of an ask as in the forward, and hold their values as long as they are needed."""
@@ -91,32 +101,21 @@ class Run:
             self.weights.check(self.plan.path, self.module, ask.owners)
             others = self.settings.changed()
             if not others:
-                self._run(ask, sources)
+                ask.again(self, self.values, sources)
                 return
             with as_set(others):
-                self._run(ask, sources)
+                ask.again(self, self.values, sources)
 
-    def _run(self, ask: Ask, sources: tuple[Any, ...]) -> None:
-        values, module, versions = self.values, self.module, self.versions
-        for place, index in ask.loads:
-            value = sources[index]
-            if type(value) is Token:
-                value = unpack(value)
-            values[place] = value
-            if place in versions and value._version != versions[place]:
-                raise changed(self.plan.path, "a value it starts from was changed in place")
-        for place, function, reads, gone, special in ask.actions:
-            given = [values[each] for each in reads]
-            if special is None:
-                values[place] = function(module, *given)
-            else:
-                seed = None if special.seed is None else sources[special.seed]
-                values[place] = self._again(place, special, given, seed)
-            del given
-            for each in gone:
-                del values[each]
+    # What the code of an ask calls.
 
-    def _again(self, place: Place, special: Special, given: list[Any], seed: Any) -> Any:
+    def loaded(self, place: Place, source: Any) -> Any:
+        """A value to start from, unless it was changed."""
+        value = unpack(source) if type(source) is Token else source
+        if place in self.versions and value._version != self.versions[place]:
+            raise changed(self.plan.path, "a value it starts from was changed in place")
+        return value
+
+    def special(self, place: Place, special: Special, given: list[Any], seed: Any) -> Any:
         """The value of a node once more, and what its operator saves for itself if that was dropped."""
         step = special.step
         if type(seed) is dropout.Mask:

@@ -43,7 +43,7 @@ class Step:
         return not self.random and not self.buffers
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Plan:
     """A segment whose values are dropped after the forward, but for some that are kept."""
 

@@ -1,6 +1,6 @@
-"""Run a segment so that autograd holds tokens in place of its values.
+"""A forward in which what autograd saves is told by identity.
 
-What autograd saves is told by identity: while the forward holds a value of the segment, it is known by its storage,
+While the forward holds a value of the segment, it is known by its storage,
 which no other tensor can have then; a tensor that is saved and not known is one that an operator made for itself.
 """
 
@@ -10,43 +10,27 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch import nn
-from torch.autograd.graph import saved_tensors_hooks
 
-from rewrite.recompute import dropout, nesting
-from rewrite.recompute.course import Tokens
+from rewrite.recompute import nesting
 from rewrite.recompute.demand import Run
+from rewrite.recompute.forward import Forward, tensor_of
 from rewrite.recompute.plan import Place
-from rewrite.recompute.replay import random_state
 from rewrite.recompute.script import Learner
 from rewrite.recompute.states import limit_bytes
 from rewrite.recompute.tensors import detached, is_plain, is_weight
-from rewrite.recompute.tokens import WHOLE, Kept, Saved, Token, unpack
+from rewrite.recompute.tokens import WHOLE, Kept, Saved, Token
 
 _NOTHING = torch.empty(0)
 _UNKNOWN, _APART = (-1, WHOLE, _NOTHING), (-1, WHOLE, _NOTHING)
 """What is known of a tensor that an operator made for itself, and of one that is not told by its storage."""
 
 
-def run_recorded(recording: Recording, inputs: Sequence[Any]) -> tuple[Any, ...]:
-    """The results of the segment; the backward computes its values again as the plan says."""
-    try:
-        with saved_tensors_hooks(recording.pack, unpack):
-            results = recording.plan.recorded(recording.module, recording, *inputs)
-        recording.finish()
-    finally:
-        recording.forget()  # after an error too: values hold, through their graphs, tokens, and autograd the hooks
-    return results
-
-
-class Recording:
+class Recording(Forward):
     """What is known in the forward of a segment."""
 
     def __init__(self, run: Run, inputs: Sequence[Any], learner: Learner | None = None) -> None:
-        self.run = run
-        """What tokens are cashed at."""
-        self.plan, self.module = run.plan, run.module
-        self.dropped, self.held = run.plan.dropped, run.plan.held
+        super().__init__(run)
+        self.dropped = run.plan.dropped
         self.learner = learner
         """Takes notes for forwards to come."""
         self.live: dict[int, tuple[Place, int, torch.Tensor]] = {}
@@ -54,17 +38,8 @@ class Recording:
         self.storages: dict[Place, tuple[int, ...]] = {}
         self.holders: dict[int, int] = {}
         """Storage -> how many values lie in it: what is a view is for the kernels to say, not for the capture."""
-        self.saved = 0
-        """How many tensors were saved so far."""
         self.since = 0
-        """How many when a node last ended."""
-        self.pending: list[Token] = []
-        """Tokens for tensors that are not known: the operator that runs has made them."""
-        self.tokens: list[Token] = []
-        self.ends: list[int] = []
-        """How many tokens there were when each node ended."""
-        self.sources: dict[Place, Any] = {}
-        """Inputs, kept values, numbers, masks and states of generators; given to the tokens at the end."""
+        """How many tensors were saved when a node last ended."""
         self.holder: Recording | None = nesting.holder()
         self.promised: set[Place] = set()
         """Inputs that the holder, the run around, makes again."""
@@ -128,53 +103,18 @@ class Recording:
                 else:
                     del self.live[storage], self.holders[storage]
 
-    def draws(self, place: Place) -> None:
-        """The node at `place` is about to draw random numbers."""
-        self.sources[~place] = random_state(self.run.devices)
-
-    def dropout(
-        self, place: Place, value: torch.Tensor, p: float = 0.5, training: bool = True, inplace: bool = False
-    ) -> torch.Tensor:
-        """Dropout of which the mask is kept, or the generator's state where torch draws no mask as a tensor."""
-        if not dropout.draws_a_mask(value, p, training):
-            self.draws(place)
-            return torch.nn.functional.dropout(value, p, training)
-        factors = dropout.draw(value, p)
-        result = value * factors
-        mask = self.sources[~place] = dropout.mask_of(factors, p)
-        storage = factors.untyped_storage()._cdata
-        for token in self.pending:
-            if _tensor_of(token).untyped_storage()._cdata == storage:
-                token.kept = mask
-        self.pending = [token for token in self.pending if token.kept is not mask]
-        return result
-
-    def dropout_module(self, place: Place, module: nn.Dropout, value: torch.Tensor) -> Any:
-        """The same for a layer."""
-        return self.dropout(place, value, module.p, module.training)
-
     def finish(self) -> None:
         """The forward is through: tokens hold what they can be had from."""
-        tokens = self.left()
+        tokens = self.run.left(self.tokens, self.ends, self.sources)
         course = self.plan.course(tokens)
         if self.learner is not None:
-            self.learner.learned(self.plan, tokens, course, self.run.need_grad)
+            self.learner.learned(self.run, tokens, course)
         self.run.holds(self.tokens, course, self.sources)
 
     def forget(self) -> None:
         """Hold nothing any more but what tokens hold."""
-        self.live, self.storages, self.holders, self.sources = {}, {}, {}, {}
-        self.tokens, self.pending, self.ends, self.holder, self.learner = [], [], [], None, None
-
-    def left(self) -> Tokens:
-        """What the forward has left."""
-        return Tokens(
-            tuple([token.saved.wanted for token in self.tokens]),
-            tuple([token.saved.number for token in self.tokens]),
-            tuple(self.ends),
-            tuple(self.sources),
-            tuple([(place, tuple(numbers)) for place, (_, numbers) in self.run.dropped_state.items()]),
-        )
+        super().forget()
+        self.live, self.storages, self.holders, self.holder, self.learner = {}, {}, {}, None, None
 
     def _know(self, place: Place, value: Any) -> None:
         if type(value) is torch.Tensor or isinstance(value, torch.Tensor):  # the metaclass of classes takes its time
@@ -243,8 +183,9 @@ class Recording:
         sizes = [size for storage, size in own.items() if storage not in results]
         limit = limit_bytes(sizes, sum(item.untyped_storage().nbytes() for _, item in tensors))
         for token in self.pending:
-            tensor, number = _tensor_of(token), token.saved.number
+            tensor, number = tensor_of(token), token.saved.number
             storage = tensor.untyped_storage()
+            item: torch.Tensor | None = None
             if storage._cdata in results:
                 part, item = results[storage._cdata]
                 if place not in self.dropped or not _reads_alike(tensor, item):
@@ -257,6 +198,8 @@ class Recording:
                 continue
             token.kept = None
             self.tokens.append(token)
+            if self.learner is not None:
+                self.learner.settled(token.saved, tensor, item)
         self.pending = []
 
 
@@ -274,9 +217,4 @@ def _reads_alike(one: torch.Tensor, other: torch.Tensor) -> bool:
 
 
 def _storage_of(token: Token) -> torch.UntypedStorage:
-    return _tensor_of(token).untyped_storage()
-
-
-def _tensor_of(token: Token) -> torch.Tensor:
-    """What a token holds that is not settled."""
-    return token.kept[0]  # type: ignore[index]
+    return tensor_of(token).untyped_storage()

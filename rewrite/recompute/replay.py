@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
+from rewrite.capture.surroundings import attention
 from rewrite.recompute.tensors import detached
 
 RandomState = tuple[tuple[torch.device, torch.Tensor], ...]
@@ -64,9 +65,12 @@ def graded(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
 
 def surroundings() -> Surroundings:
     """What decides how an operator computes, beside its arguments."""
-    backends = torch.backends.cuda
-    casts = [torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None for kind in _CASTING]
-    return (*casts, backends.flash_sdp_enabled(), backends.mem_efficient_sdp_enabled(), backends.math_sdp_enabled())
+    cpu, cuda = _CASTING
+    return (
+        torch.get_autocast_dtype(cpu) if torch.is_autocast_enabled(cpu) else None,
+        torch.get_autocast_dtype(cuda) if torch.is_autocast_enabled(cuda) else None,
+        *attention(),
+    )
 
 
 def as_surrounded(then: Surroundings) -> contextlib.AbstractContextManager[Any]:

@@ -11,9 +11,10 @@ from torch import nn
 from rewrite.recompute import nesting
 from rewrite.recompute.demand import Run
 from rewrite.recompute.followed import Followed
+from rewrite.recompute.forward import Forward, run_recorded
 from rewrite.recompute.passing import Passage, Passing
 from rewrite.recompute.plan import Plan
-from rewrite.recompute.recording import Recording, run_recorded
+from rewrite.recompute.recording import Recording
 from rewrite.recompute.script import Learner, kind_of
 from rewrite.recompute.whole import Recomputed
 
@@ -33,7 +34,7 @@ class Planned:
             return self.whole(module, *inputs)
         return run_recorded(self._recording(module, inputs), inputs)
 
-    def _recording(self, module: nn.Module, inputs: tuple[Any, ...]) -> Recording:
+    def _recording(self, module: nn.Module, inputs: tuple[Any, ...]) -> Forward:
         if self.plan.passing:
             return Passage(Passing(self.plan, module, inputs), inputs)
         run = Run(self.plan, module, inputs)

@@ -10,26 +10,26 @@ from typing import Any
 import torch
 from torch import nn
 
+from rewrite.recompute.layers import Layers
+
 _KINDS = (bool, int, float, str, type(None), torch.dtype)
-_BOOK_KEEPING = frozenset(vars(nn.Module())) - {"training"}
 
 
 class Settings:
     """The plain attributes of some layers as they are now."""
 
-    __slots__ = ("held",)
+    __slots__ = ("names", "tables", "values")
 
-    def __init__(self, layers: Iterable[nn.Module]) -> None:
-        self.held = [(vars(layer), dict(vars(layer))) for layer in layers]
+    def __init__(self, layers: Layers) -> None:
+        self.tables, self.names = layers.options
+        self.values = [*map(dict.get, self.tables, self.names)]
 
     def changed(self) -> list[tuple[dict[str, Any], dict[str, Any]]]:
         """Attributes that are others now: for each layer its table, and what it held."""
-        return [
-            (table, before)
-            for table, then in self.held
-            if not all(map(operator.is_, map(table.get, then), then.values()))
-            and (before := {name: value for name, value in then.items() if _is_other(name, value, table.get(name))})
-        ]
+        if all(map(operator.is_, map(dict.get, self.tables, self.names), self.values)):
+            return []
+        rows = zip(self.tables, self.names, self.values, strict=True)
+        return [(table, {name: then}) for table, name, then in rows if _is_other(then, table.get(name))]
 
 
 class Modes:
@@ -61,8 +61,8 @@ def as_set(changed: list[tuple[dict[str, Any], dict[str, Any]]]) -> Iterator[Non
             table.update(found)
 
 
-def _is_other(name: str, then: Any, now: Any) -> bool:
-    if name in _BOOK_KEEPING or not _is_plain(then) or then is now:
+def _is_other(then: Any, now: Any) -> bool:
+    if not _is_plain(then) or then is now:
         return False
     return not _is_plain(now) or bool(then != now)
 

@@ -17,7 +17,7 @@ def is_weight(tensor: torch.Tensor) -> bool:
     base = tensor._base
     if kind is torch.Tensor and (base is None or type(base) is torch.Tensor):
         return False
-    return isinstance(tensor, nn.Parameter) or isinstance(base, nn.Parameter)
+    return type(base) is nn.Parameter or isinstance(tensor, nn.Parameter) or isinstance(base, nn.Parameter)
 
 
 def is_plain(tensor: torch.Tensor) -> bool:

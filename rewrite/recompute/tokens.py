@@ -53,6 +53,14 @@ class Token:
         """What it can be had from. Held here, so that it goes with the last token that may need it."""
 
 
+_UNSETTLED = Saved(0, WHOLE, 0, None)
+
+
+def unsettled(run: Cashing, kept: Kept) -> Token:
+    """A token of which the end of the node tells what it stands for."""
+    return Token(run, _UNSETTLED, kept)
+
+
 def unpack(held: Token | Kept) -> torch.Tensor:
     """The tensor that is held, or that a token stands for."""
     if type(held) is tuple:

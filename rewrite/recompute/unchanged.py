@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from rewrite.errors import RecomputeError
+from rewrite.recompute.layers import Layers, modules_of, tables_of
 
 Owners = Callable[[nn.Module], tuple[nn.Module, ...]]
 """The modules below a region's own whose parameters a segment reads."""
@@ -35,30 +36,34 @@ class Weights:
 
     __slots__ = ("names", "tables", "tensors", "trained", "versions")
 
-    def __init__(self, owners: tuple[nn.Module, ...], written: Sequence[torch.Tensor] = ()) -> None:
+    def __init__(self, layers: Layers, written: Sequence[torch.Tensor] = ()) -> None:
         """`written` are buffers that the forward itself changes."""
-        own = set(map(id, written))
-        held = [
-            (table, name, tensor)
-            for table in _tables(modules_of(owners))
-            for name, tensor in table.items()
-            if tensor is not None and id(tensor) not in own and not tensor.is_inference()
-        ]
-        self.tables = [table for table, _, _ in held]
-        self.names = [name for _, name, _ in held]
+        self.tables, self.names = layers.tensors
+        self.tensors: list[Any] = [*map(dict.get, self.tables, self.names)]
+        try:
+            self.versions = [*map(_version, self.tensors)]
+        except (AttributeError, RuntimeError):  # one is None, or was made in inference mode
+            written = [*written, *(each for each in self.tensors if each is None or each.is_inference())]
+        if written:
+            self._leave_out(set(map(id, written)))
+        self.trained = [*map(_trained, self.tensors)]
+
+    def _leave_out(self, others: set[int]) -> None:
+        rows = [*zip(self.tables, self.names, self.tensors, strict=True)]
+        held = [row for row in rows if id(row[2]) not in others]
+        self.tables, self.names = tuple(table for table, _, _ in held), tuple(name for _, name, _ in held)
         self.tensors = [tensor for _, _, tensor in held]
         self.versions = [*map(_version, self.tensors)]
-        self.trained = [*map(_trained, self.tensors)]
 
     def check(self, path: str, module: nn.Module, owners: Owners) -> None:
         """Raise RecomputeError if one that `owners` of `module` has was changed in place or replaced since.
 
         `module` is the region's at `path`. What other modules own may change: an optimizer may step in the backward.
         """
-        there = [table.get(name) for table, name in zip(self.tables, self.names, strict=True)]
+        there = map(dict.get, self.tables, self.names)
         if all(map(operator.is_, there, self.tensors)) and [*map(_version, self.tensors)] == self.versions:
             return
-        tables = _tables(modules_of(owners(module)))
+        tables = tables_of(modules_of(owners(module)))
         read = {*map(id, tables), *(id(tensor) for table in tables for tensor in table.values())}
         for table, name, tensor, version in zip(self.tables, self.names, self.tensors, self.versions, strict=True):
             if id(table) not in read and id(tensor) not in read:
@@ -83,21 +88,11 @@ class Weights:
                 tensor.requires_grad_(not then)
 
 
-def _named(module: nn.Module, table: Mapping[str, Any], name: str, tensor: torch.Tensor) -> str:
+def _named(module: nn.Module, table: Mapping[str, Any], name: str, tensor: Any) -> str:
     """What a tensor is, and its path below the region's module."""
     owners = (path for path, inner in module.named_modules() if table is inner._parameters or table is inner._buffers)
     kind = "parameter" if isinstance(tensor, nn.Parameter) else "buffer"
     return f"{kind} {'.'.join(filter(None, (next(owners, ''), name)))!r}"
-
-
-def modules_of(owners: tuple[nn.Module, ...]) -> list[nn.Module]:
-    """The owners, and all below them."""
-    return [each for owner in owners for each in (owner.modules() if owner._modules else (owner,))]
-
-
-def _tables(modules: list[nn.Module]) -> list[Mapping[str, torch.Tensor | None]]:
-    tables = [table for each in modules for table in (each._parameters, each._buffers) if table]
-    return [table if isinstance(table, dict) else dict(table.items()) for table in tables]  # scripted ones lie in C++
 
 
 def changed(path: str, what: str) -> RecomputeError:

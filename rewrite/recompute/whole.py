@@ -17,8 +17,9 @@ from torch.utils.checkpoint import checkpoint, set_checkpoint_early_stop
 
 from rewrite.recompute import nesting
 from rewrite.recompute.buffers import buffers_as
+from rewrite.recompute.layers import Layers, modules_of
 from rewrite.recompute.settings import Modes, as_set
-from rewrite.recompute.unchanged import Owners, Weights, changed, modules_of
+from rewrite.recompute.unchanged import Owners, Weights, changed
 
 
 @dataclass(frozen=True)
@@ -73,7 +74,7 @@ class _Run:
             self.originals = {place: inputs[place].detach().clone() for place in segment.mutated_inputs}
             self.buffers = {path: module.get_buffer(path).detach().clone() for path in segment.written_buffers}
         owners = segment.owners(module)
-        self.weights = Weights(owners, [module.get_buffer(path) for path in self.buffers])
+        self.weights = Weights(Layers(owners), [module.get_buffer(path) for path in self.buffers])
         self.modes = Modes(modules_of(owners))
         self.versions: list[tuple[int, torch.Tensor, int]] = []
 

@@ -184,9 +184,9 @@ def test_scripts_hold_no_tensors() -> None:
     learned: list[Any] = []
 
     class Noted(script.Learner):
-        def learned(self, plan: Any, *told: Any) -> None:
-            super().learned(plan, *told)
-            learned.extend(plan.scripts.values())
+        def learned(self, run: Any, *told: Any) -> None:
+            super().learned(run, *told)
+            learned.extend(run.plan.scripts.values())
 
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr("rewrite.recompute.segment.Learner", Noted)
