@@ -205,6 +205,8 @@ def join(skeleton: Any, leaves: list[Any]) -> Any:
 
     An opened object among the leaves is brought to the skeleton's state in place.
     """
+    if skeleton[0] == "tensor":  # most often
+        return leaves[0]
     return _Join(leaves, reuse=True).build(skeleton)
 
 

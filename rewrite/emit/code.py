@@ -29,7 +29,9 @@ def compile_graph(graph: fx.Graph, path: str, *, again: bool = False) -> Callabl
     for target in {str(node.target) for node in graph.nodes if node.op == "call_module"}:
         source = source.replace(f" = {_attribute(target)}(", f" = {_in_tables(target)}{'.forward' if again else ''}(")
     filename = f"<rewrite {next(_numbers)} {path or 'root'}>"
-    scope: dict[str, Any] = dict(written.globals)
+    scope = {
+        name: value.function if isinstance(value, runtime.Named) else value for name, value in written.globals.items()
+    }
     exec(compile(source, filename, "exec"), scope)
     names = {node.name for node in graph.nodes}
     lines: list[tuple[str, str] | None] = [None]

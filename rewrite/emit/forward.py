@@ -30,13 +30,16 @@ if TYPE_CHECKING:
     from rewrite.recompute.layers import Layers
     from rewrite.recompute.plan import Plan
 
+Key = tuple[Hashable, ...]
+"""A kind of call: skeleton of the arguments, ambient state, flags."""
+
 
 @dataclass(frozen=True)
 class Variant:
     """Generated code for one kind of call."""
 
     key: Any
-    """Skeleton of the arguments, ambient state, flags."""
+    """The kind, a `Key`."""
     predicate: Callable[[list[Any]], bool]
     predicate_text: str
     questions: tuple[tuple[Callable[..., Any], bool], ...]
@@ -94,7 +97,9 @@ class RegionForward:
         self.rewriting = rewriting
         self.given: Callable[..., Any] | None = vars(module).get("forward")
         """A forward that somebody had put on the instance before."""
-        self.table: dict[Hashable, list[Variant]] = {}
+        self.table: dict[Key, list[Variant]] = {}
+        self.last: tuple[Key, list[Variant]] | None = None
+        """The kind of the last call."""
         self.watch: Watch | None = None
         self.expected: Expected | None = None
         self.undisturbed = False
@@ -162,9 +167,19 @@ class RegionForward:
         found = self.find(key, parts.leaves)
         return found or self.rewriting.capture_miss(self, args, kwargs, key, parts.leaves), parts.leaves
 
-    def find(self, key: Hashable, leaves: list[Any]) -> Variant | None:
+    def find(self, key: Key, leaves: list[Any]) -> Variant | None:
         """The code for a call, if there is any."""
-        return next((variant for variant in self.table.get(key, ()) if variant.serves(self, leaves)), None)
+        return next((variant for variant in self.of_kind(key) if variant.serves(self, leaves)), None)
+
+    def of_kind(self, key: Key) -> list[Variant]:
+        """The code for calls of one kind; that of the last kind is known without a hash of what many modules hold."""
+        if self.last is not None and self.last[0][2] is key[2] and self.last[0][:2] == key[:2]:
+            return self.last[1]
+        found = self.table.get(key)
+        if found is None:
+            return []
+        self.last = (key, found)
+        return found
 
     def prepare(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Have code for this kind of call, as the call itself would, without running it."""
@@ -203,7 +218,15 @@ class RegionForward:
 
     def __getstate__(self) -> dict[str, Any]:
         """Generated code is not pickled: the copy captures again at its first call."""
-        return {**vars(self), "table": {}, "layers_by_plan": {}, "expected": None, "watch": None, "__signature__": None}
+        return {
+            **vars(self),
+            "table": {},
+            "last": None,
+            "layers_by_plan": {},
+            "expected": None,
+            "watch": None,
+            "__signature__": None,
+        }
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         vars(self).update(state)
@@ -218,7 +241,7 @@ class RegionForward:
         made.given = copy.deepcopy(self.given, memo)
         made.rewriting = copy.deepcopy(self.rewriting, memo)
         made.table = {key: list(variants) for key, variants in self.table.items()}
-        made.watch, made.layers_by_plan = None, {}
+        made.watch, made.last, made.layers_by_plan = None, None, {}
         return made
 
     def bound_to(self, replica: nn.Module) -> RegionForward:

@@ -20,7 +20,7 @@ from rewrite.capture.structure import Structure, find_blocks, join_path
 from rewrite.capture.watch import Watch
 from rewrite.contract import Pass, Preparation
 from rewrite.emit.code import compile_graph
-from rewrite.emit.forward import RegionForward, Variant
+from rewrite.emit.forward import Key, RegionForward, Variant
 from rewrite.emit.held import hold_below
 from rewrite.emit.low_weights import lowered
 from rewrite.emit.quiet import is_quiet
@@ -36,9 +36,6 @@ from rewrite.recompute.unchanged import owners_at
 
 MAX_VARIANTS = 16
 """Kinds of calls that one region has code for; further kinds run the original forward."""
-
-Key = tuple[Hashable, ...]
-"""Skeleton of the arguments, ambient state, flags."""
 
 log = logging.getLogger("rewrite")
 

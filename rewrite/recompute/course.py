@@ -36,6 +36,13 @@ class Tokens(NamedTuple):
     dropped_state: tuple[tuple[Place, tuple[int, ...]], ...]
     """Nodes whose operator's own tensors were dropped, and which of them those are."""
 
+    def first(self, count: int, held: tuple[Place, ...]) -> Tokens:
+        """The first `count` tokens alone, with this to start from."""
+        wanted = self.wanted[:count]
+        ends = tuple(min(end, count) for end in self.ends)
+        dropped = tuple(entry for entry in self.dropped_state if ~entry[0] in wanted)
+        return Tokens(wanted, self.numbers[:count], ends, held, dropped)
+
 
 class Special(NamedTuple):
     """What running a node again takes beside its function."""

@@ -17,7 +17,7 @@ from rewrite.errors import RecomputeError
 from rewrite.gate import GATE
 from rewrite.recompute import dropout
 from rewrite.recompute.buffers import copied_buffers
-from rewrite.recompute.course import Ask, Course, Special, Tokens
+from rewrite.recompute.course import Ask, Course, Special
 from rewrite.recompute.layers import layers_of
 from rewrite.recompute.plan import Place, Plan, Step
 from rewrite.recompute.replay import as_surrounded, replayed, surroundings
@@ -52,16 +52,6 @@ class Run:
         """What was asked for last."""
         self.values: dict[Place, Any] = {}
         """Values that are there, and by `~place` what operators saved for themselves, by number."""
-
-    def left(self, tokens: Sequence[Token], ends: Sequence[int], sources: dict[Place, Any]) -> Tokens:
-        """What the forward has left: `tokens`, of which there were `ends` when each node ended, and `sources`."""
-        return Tokens(
-            tuple([token.saved.wanted for token in tokens]),
-            tuple([token.saved.number for token in tokens]),
-            tuple(ends),
-            tuple(sources),
-            tuple([(place, tuple(numbers)) for place, (_, numbers) in self.dropped_state.items()]),
-        )
 
     def holds(self, tokens: Sequence[Token], course: Course, sources: dict[Place, Any]) -> None:
         """The forward is through, and left `tokens`, which hold those of `sources` that they can be had from."""

@@ -12,13 +12,15 @@ from typing import Any
 import torch
 from torch import nn
 
-from rewrite.recompute.course import Course
 from rewrite.recompute.demand import Run
 from rewrite.recompute.forward import Forward, tensor_of
 from rewrite.recompute.plan import Place
 from rewrite.recompute.script import KEPT, OWN, VALUE, WEIGHT, Entry, Script
 from rewrite.recompute.tensors import detached, is_weight
 from rewrite.recompute.tokens import WHOLE, Kept, Token, unsettled
+
+_NONE = Entry(-1)
+"""Where the script has come to its end."""
 
 
 class Followed(Forward):
@@ -31,14 +33,16 @@ class Followed(Forward):
     def __init__(self, run: Run, inputs: Sequence[Any], script: Script) -> None:
         super().__init__(run)
         self.script = script
-        self.entries = script.entries
-        self.addresses = [0] * len(script.entries)
-        """Of each value by slot; 0 for one that has not been made."""
+        self.entries, self.ends = iter(script.entries), iter(script.ends)
+        """What is to be saved next, and which node is to end next."""
+        self.saved = 0
+        """How many tensors were saved so far."""
+        self.addresses = [-1] * len(script.entries)
+        """Of each value by slot; one that has not been made has none."""
         self.astray = False
         run.need_grad, run.dropped_state = script.need_grad, script.dropped_state
         for place, value in enumerate(inputs):
-            if place in self.held:
-                self.sources[place] = detached(value)
+            self.hold(place, value)
 
     # What the code of the segment tells.
 
@@ -55,52 +59,47 @@ class Followed(Forward):
 
     def made(self, place: Place, value: Any, *gone: Place) -> None:
         """The node at `place` has run and gave `value`."""
-        end = self.script.ends[len(self.ends)]
-        if end.saved != self.saved:
+        saved, own, told = next(self.ends)
+        if saved != self.saved:
             self._stray()
         elif self.pending:
-            self._settle(end.own, value)
-        self.ends.append(len(self.tokens))
-        for part, slot in end.told:
+            self._settle(own, value)
+        for part, slot in told:
             self.addresses[slot] = (value if part == WHOLE else value[part]).data_ptr()
         if place in self.held:
             self.sources[place] = detached(value)
 
     def finish(self) -> None:
         """The forward is through: tokens hold what they can be had from."""
-        self.run.holds(self.tokens, self._course(), self.sources)
-
-    def _course(self) -> Course:
-        script = self.script
+        script, run = self.script, self.run
         if not self.astray and tuple(self.sources) == script.tokens.held:
-            return script.course
-        there = {~token.saved.wanted for token in self.tokens}
-        self.run.dropped_state = {place: then for place, then in script.dropped_state.items() if place in there}
-        return self.plan.course(self.run.left(self.tokens, self.ends, self.sources))
+            run.holds(self.tokens, script.course, self.sources)
+            return
+        left = script.tokens.first(len(self.tokens), tuple(self.sources))
+        run.dropped_state = {place: script.dropped_state[place] for place, _ in left.dropped_state}
+        run.holds(self.tokens, self.plan.course(left), self.sources)
 
     # What autograd saves.
 
     def pack(self, tensor: torch.Tensor) -> Token | Kept:
         """What autograd is to hold for a tensor that an operator saves."""
-        number = self.saved
-        self.saved = number + 1
-        if number < len(self.entries):
-            entry = self.entries[number]
-            kind = entry[0]
-            if kind == WEIGHT:
-                if type(tensor) is nn.Parameter or is_weight(tensor):
-                    return (tensor, tensor._version, self.plan)
-            elif kind == KEPT:
-                return (tensor.detach(), tensor._version, self.plan)
-            elif kind == VALUE:
-                if _lies(tensor, self.addresses[entry[2]], entry):
-                    token = Token(self.run, entry[1], None)
-                    self.tokens.append(token)
-                    return token
-            elif kind == OWN:
-                token = unsettled(self.run, (tensor.detach(), tensor._version, self.plan))
-                self.pending.append(token)
+        self.saved += 1
+        entry = next(self.entries, _NONE)
+        kind = entry.kind
+        if kind == VALUE:
+            if _lies(tensor, self.addresses[entry.slot], entry):
+                token = Token(self.run, entry.saved, None)
+                self.tokens.append(token)
                 return token
+        elif kind == WEIGHT:
+            if type(tensor) is nn.Parameter or is_weight(tensor):
+                return (tensor, tensor._version, self.plan)
+        elif kind == KEPT:
+            return (tensor.detach(), tensor._version, self.plan)
+        elif kind == OWN:
+            token = unsettled(self.run, (tensor.detach(), tensor._version, self.plan))
+            self.pending.append(token)
+            return token
         self._stray()
         return (tensor if is_weight(tensor) else tensor.detach(), tensor._version, self.plan)
 
@@ -111,17 +110,18 @@ class Followed(Forward):
             self._stray()
             return
         for token, entry in zip(pending, entries, strict=True):
-            saved = entry.saved
-            if entry.kind == VALUE:
-                start = (value if saved.part == WHOLE else value[saved.part]).data_ptr()
-                if not _lies(tensor_of(token), start, entry):
-                    self._stray()
-                    continue
-            token.saved, token.kept = saved, None
+            part = entry.saved.part
+            if entry.kind == VALUE and not _lies(
+                tensor_of(token), (value if part == WHOLE else value[part]).data_ptr(), entry
+            ):
+                self._stray()
+                return
+            token.saved, token.kept = entry.saved, None
             self.tokens.append(token)
 
     def _stray(self) -> None:
-        self.astray, self.entries, self.pending = True, (), []
+        """Drop no more: the tokens are the first of those that the script has."""
+        self.astray, self.entries, self.pending = True, iter(()), []
         for kind, script in [*self.plan.scripts.items()]:
             if script is self.script:
                 self.plan.scripts[kind] = None
@@ -131,8 +131,7 @@ def _lies(tensor: torch.Tensor, start: int, entry: Entry) -> bool:
     """Whether the tensor lies as the entry says in the value that starts at `start`, and is no more than that."""
     _, _, _, ahead, size, stride, dtype = entry
     return (
-        start != 0
-        and tensor.data_ptr() == start + ahead
+        tensor.data_ptr() == start + ahead
         and tensor.size() == size
         and tensor.stride() == stride
         and tensor.dtype is dtype

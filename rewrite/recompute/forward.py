@@ -36,14 +36,10 @@ class Forward(ABC):
         """What tokens are cashed at."""
         self.plan, self.module = run.plan, run.module
         self.held = run.plan.held
-        self.saved = 0
-        """How many tensors were saved so far."""
         self.pending: list[Token] = []
         """Tokens for tensors that are not known: the operator that runs has made them."""
         self.tokens: list[Token] = []
         """Those for what is dropped."""
-        self.ends: list[int] = []
-        """How many of these there were when each node ended."""
         self.sources: dict[Place, Any] = {}
         """Inputs, kept values, numbers, masks and states of generators; given to the tokens at the end."""
 
@@ -82,7 +78,7 @@ class Forward(ABC):
 
     def forget(self) -> None:
         """Hold nothing any more but what tokens hold."""
-        self.sources, self.tokens, self.pending, self.ends = {}, [], [], []
+        self.sources, self.tokens, self.pending = {}, [], []
 
 
 def tensor_of(token: Token) -> torch.Tensor:

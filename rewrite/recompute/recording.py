@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from rewrite.recompute import nesting
+from rewrite.recompute.course import Tokens
 from rewrite.recompute.demand import Run
 from rewrite.recompute.forward import Forward, tensor_of
 from rewrite.recompute.plan import Place
@@ -38,8 +39,12 @@ class Recording(Forward):
         self.storages: dict[Place, tuple[int, ...]] = {}
         self.holders: dict[int, int] = {}
         """Storage -> how many values lie in it: what is a view is for the kernels to say, not for the capture."""
+        self.ends: list[int] = []
+        """How many tokens there were when each node ended."""
+        self.saved = 0
+        """How many tensors were saved so far."""
         self.since = 0
-        """How many tensors were saved when a node last ended."""
+        """How many when a node last ended."""
         self.holder: Recording | None = nesting.holder()
         self.promised: set[Place] = set()
         """Inputs that the holder, the run around, makes again."""
@@ -105,11 +110,21 @@ class Recording(Forward):
 
     def finish(self) -> None:
         """The forward is through: tokens hold what they can be had from."""
-        tokens = self.run.left(self.tokens, self.ends, self.sources)
+        tokens = self.left()
         course = self.plan.course(tokens)
         if self.learner is not None:
             self.learner.learned(self.run, tokens, course)
         self.run.holds(self.tokens, course, self.sources)
+
+    def left(self) -> Tokens:
+        """What the forward has left."""
+        return Tokens(
+            tuple([token.saved.wanted for token in self.tokens]),
+            tuple([token.saved.number for token in self.tokens]),
+            tuple(self.ends),
+            tuple(self.sources),
+            tuple([(place, tuple(numbers)) for place, (_, numbers) in self.run.dropped_state.items()]),
+        )
 
     def forget(self) -> None:
         """Hold nothing any more but what tokens hold."""
