@@ -23,7 +23,7 @@ from rewrite.gate import GATE
 from rewrite.inputs import in_order
 from rewrite.readers import Reader
 from rewrite.recompute import nesting
-from rewrite.recompute.unchanged import Owners
+from rewrite.recompute.layers import Owners
 
 if TYPE_CHECKING:
     from rewrite.emit.rewriting import Rewriting

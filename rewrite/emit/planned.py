@@ -14,8 +14,8 @@ from rewrite import runtime
 from rewrite.capture.captured import REREADS, fills_late
 from rewrite.emit.code import compile_graph, copy_graded
 from rewrite.program import Region, value_tensors
+from rewrite.recompute.layers import Owners, owners_at
 from rewrite.recompute.plan import Place, Plan, Step
-from rewrite.recompute.unchanged import Owners, owners_at
 from rewrite.tags import KEEP, KEEP_STATE, PASSING, RELEASE
 
 SPANS = (runtime.set_grad_enabled, runtime.enter_autocast, runtime.exit_autocast)

@@ -32,7 +32,7 @@ from rewrite.inputs import as_call, in_order
 from rewrite.precision import Precision
 from rewrite.program import Opaque, Program, Region
 from rewrite.readers import leaf_reader
-from rewrite.recompute.unchanged import owners_at
+from rewrite.recompute.layers import owners_at
 
 MAX_VARIANTS = 16
 """Kinds of calls that one region has code for; further kinds run the original forward."""

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from torch import nn
 
 from rewrite.recompute.again import Again, compile_ask
-from rewrite.recompute.unchanged import owners_at
+from rewrite.recompute.layers import owners_at
 
 if TYPE_CHECKING:
     from rewrite.recompute.plan import Place, Plan, Step

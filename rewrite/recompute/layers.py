@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import operator
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import repeat
 from typing import TYPE_CHECKING, Any
 
@@ -16,18 +17,31 @@ if TYPE_CHECKING:
 BOOK_KEEPING = frozenset(vars(nn.Module())) - {"training"}
 """What torch keeps in every module, beside the mode."""
 
+Owners = Callable[[nn.Module], tuple[nn.Module, ...]]
+"""The modules below a region's own whose parameters a segment reads."""
+
 Rows = tuple[tuple[dict[str, Any], ...], tuple[str, ...]]
 """Tables, and of each a name in it."""
+
+
+@functools.cache
+def owners_at(paths: tuple[str, ...]) -> Owners:
+    """A function from a module to those at `paths` below it; "" for itself."""
+    # Through the tables: the attribute lookup of modules is Python's.
+    found = [f"module{''.join(f'._modules[{name!r}]' for name in path.split('.') if name)}" for path in paths]
+    owners: Owners = eval(f"lambda module: ({''.join(f'{each}, ' for each in found)})", {})
+    return owners
 
 
 class Layers:
     """The modules whose parameters a segment reads, all below them, and the tables that hold their state."""
 
-    __slots__ = ("absent", "children", "counted", "lasting", "lengths", "options", "owners", "tensors")
+    __slots__ = ("absent", "all", "children", "counted", "find", "lasting", "lengths", "options", "owners", "tensors")
 
-    def __init__(self, owners: tuple[nn.Module, ...]) -> None:
-        self.owners = owners
-        layers = modules_of(owners)
+    def __init__(self, find: Owners, module: nn.Module) -> None:
+        """Those that `find` finds in `module`."""
+        self.find, self.owners = find, find(module)
+        layers = self.all = modules_of(self.owners)
         held = [(table, name, tensor) for table in tables_of(layers) for name, tensor in table.items()]
         self.tensors = _rows([(table, name) for table, name, tensor in held if tensor is not None])
         """Of parameters and buffers."""
@@ -42,25 +56,27 @@ class Layers:
         self.counted = [*own, *tables]
         self.lengths = [*map(len, self.counted)]
 
-    def serve(self, owners: tuple[nn.Module, ...]) -> bool:
-        """Whether the state of `owners` still lies where it lay."""
+    def serve(self, module: nn.Module) -> bool:
+        """Whether the state still lies where it lay."""
         return (
-            owners == self.owners
+            self.are_in(module)
             and [*map(len, self.counted)] == self.lengths
             and all(map(operator.is_, map(dict.get, *self.absent), repeat(None)))
-            and all([*table.items()] == then for table, then in self.children)
         )
+
+    def are_in(self, module: nn.Module) -> bool:
+        """Whether these very modules are in `module`, and none was put in the place of another."""
+        return self.find(module) == self.owners and all([*table.items()] == then for table, then in self.children)
 
 
 def layers_of(plan: Plan, module: nn.Module) -> Layers:
     """Those whose parameters `plan` reads at `module`, remembered by the code that stands as the module's forward."""
-    owners = plan.owners(module)
     known = getattr(vars(module).get("forward"), "layers_by_plan", None)
     if known is None:
-        return Layers(owners)
+        return Layers(plan.owners, module)
     found: Layers | None = known.get(plan)
-    if found is None or not found.serve(owners):
-        found = Layers(owners)
+    if found is None or not found.serve(module):
+        found = Layers(plan.owners, module)
         if found.lasting:
             known[plan] = found
     return found

@@ -17,13 +17,14 @@ from rewrite.gate import GATE
 from rewrite.recompute import dropout, nesting
 from rewrite.recompute.buffers import copied_buffers
 from rewrite.recompute.demand import Run, versions_of
+from rewrite.recompute.layers import owners_at
 from rewrite.recompute.plan import Place, Plan
 from rewrite.recompute.recording import Recording
 from rewrite.recompute.replay import as_surrounded, replayed
 from rewrite.recompute.settings import as_set
 from rewrite.recompute.tensors import detached
 from rewrite.recompute.tokens import WHOLE, Token
-from rewrite.recompute.unchanged import changed, owners_at
+from rewrite.recompute.unchanged import changed
 
 
 class Passing(Run):

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from rewrite.recompute.course import Course, Tokens
-from rewrite.recompute.unchanged import Owners
+from rewrite.recompute.layers import Owners
 
 if TYPE_CHECKING:
     from rewrite.recompute.script import Script

@@ -3,29 +3,15 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import operator
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import nn
 
 from rewrite.errors import RecomputeError
-from rewrite.recompute.layers import Layers, modules_of, tables_of
-
-Owners = Callable[[nn.Module], tuple[nn.Module, ...]]
-"""The modules below a region's own whose parameters a segment reads."""
-
-
-@functools.cache
-def owners_at(paths: tuple[str, ...]) -> Owners:
-    """A function from a module to those at `paths` below it; "" for itself."""
-    # Through the tables: the attribute lookup of modules is Python's.
-    found = [f"module{''.join(f'._modules[{name!r}]' for name in path.split('.') if name)}" for path in paths]
-    owners: Owners = eval(f"lambda module: ({''.join(f'{each}, ' for each in found)})", {})
-    return owners
-
+from rewrite.recompute.layers import Layers, Owners, modules_of, tables_of
 
 _version = operator.attrgetter("_version")
 _trained = operator.attrgetter("requires_grad")
@@ -34,10 +20,11 @@ _trained = operator.attrgetter("requires_grad")
 class Weights:
     """The parameters and buffers of some modules, as they are now."""
 
-    __slots__ = ("names", "tables", "tensors", "trained", "versions")
+    __slots__ = ("layers", "names", "tables", "tensors", "trained", "versions")
 
     def __init__(self, layers: Layers, written: Sequence[torch.Tensor] = ()) -> None:
         """`written` are buffers that the forward itself changes."""
+        self.layers = layers
         self.tables, self.names = layers.tensors
         self.tensors: list[Any] = [*map(dict.get, self.tables, self.names)]
         try:
@@ -56,10 +43,12 @@ class Weights:
         self.versions = [*map(_version, self.tensors)]
 
     def check(self, path: str, module: nn.Module, owners: Owners) -> None:
-        """Raise RecomputeError if one that `owners` of `module` has was changed in place or replaced since.
+        """Raise RecomputeError if one that `owners` of `module` has was changed in place or replaced since, or an owner.
 
         `module` is the region's at `path`. What other modules own may change: an optimizer may step in the backward.
         """
+        if not self.layers.are_in(module):
+            self._check_owners(path, module, owners(module))
         there = map(dict.get, self.tables, self.names)
         if all(map(operator.is_, there, self.tensors)) and [*map(_version, self.tensors)] == self.versions:
             return
@@ -73,6 +62,12 @@ class Weights:
                 raise changed(path, f"{_named(module, table, name, tensor)} was changed in place")
             if found is not tensor and not any(type(each).__name__ == "DTensor" for each in (found, tensor)):
                 raise changed(path, f"{_named(module, table, name, tensor)} was replaced")
+
+    def _check_owners(self, path: str, module: nn.Module, owners: tuple[nn.Module, ...]) -> None:
+        read, then = {*map(id, modules_of(owners))}, {*map(id, self.layers.all)}
+        for name, layer in module.named_modules():
+            if id(layer) in read - then:
+                raise changed(path, f"layer {name!r} was replaced")
 
     @contextlib.contextmanager
     def trained_as_then(self) -> Iterator[None]:

@@ -17,9 +17,9 @@ from torch.utils.checkpoint import checkpoint, set_checkpoint_early_stop
 
 from rewrite.recompute import nesting
 from rewrite.recompute.buffers import buffers_as
-from rewrite.recompute.layers import Layers, modules_of
+from rewrite.recompute.layers import Layers, Owners
 from rewrite.recompute.settings import Modes, as_set
-from rewrite.recompute.unchanged import Owners, Weights, changed
+from rewrite.recompute.unchanged import Weights, changed
 
 
 @dataclass(frozen=True)
@@ -73,9 +73,9 @@ class _Run:
         with torch.no_grad():
             self.originals = {place: inputs[place].detach().clone() for place in segment.mutated_inputs}
             self.buffers = {path: module.get_buffer(path).detach().clone() for path in segment.written_buffers}
-        owners = segment.owners(module)
-        self.weights = Weights(Layers(owners), [module.get_buffer(path) for path in self.buffers])
-        self.modes = Modes(modules_of(owners))
+        layers = Layers(segment.owners, module)
+        self.weights = Weights(layers, [module.get_buffer(path) for path in self.buffers])
+        self.modes = Modes(layers.all)
         self.versions: list[tuple[int, torch.Tensor, int]] = []
 
     def remember_versions(self, inputs: Sequence[Any]) -> None:
