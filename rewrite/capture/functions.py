@@ -43,6 +43,7 @@ def call_function(session: Session, func: Callable[..., Any], args: tuple[Any, .
             return session.answers.as_fakes(known)
     versions = tensor_versions(args, kwargs) if session.recorder is not None else []
     session.silent += 1
+    session.undo.before(func, args, kwargs)
     try:
         out = STAND_INS.get(func, func)(*args, **kwargs)
     except Exception:

@@ -25,6 +25,7 @@ from rewrite.capture.recorder import OpaqueError, Recorder, tensor_version
 from rewrite.capture.structure import Structure, has_hooks, is_bare, is_leaf, join_path, members, path_below
 from rewrite.capture.surroundings import ambient, caches_kept, random_states_kept, same_numpy_state
 from rewrite.capture.symbols import size_predicate
+from rewrite.capture.undo import Undo
 from rewrite.capture.watch import Containers
 
 PLAIN_LAYERS = frozenset({
@@ -72,6 +73,7 @@ class Session:
         self.read_hidden = False
         self.assumptions: list[str] = []
         self.answers = Answers({})
+        self.undo = Undo()
         self.last_place = ("", "")
 
     # Where we are.
@@ -122,6 +124,7 @@ class Session:
                     self.enter_region(self.root, self.root_path, args, kwargs)
             finally:
                 held.put_back()
+                self.undo.put_back()
 
     # Regions.
 

@@ -43,7 +43,7 @@ class Weights:
         self.versions = [*map(_version, self.tensors)]
 
     def check(self, path: str, module: nn.Module, owners: Owners) -> None:
-        """Raise RecomputeError if one that `owners` of `module` has was changed in place or replaced since, or an owner.
+        """Raise RecomputeError if one that `owners` of `module` has, or one of them, was changed or replaced since.
 
         `module` is the region's at `path`. What other modules own may change: an optimizer may step in the backward.
         """
