@@ -27,7 +27,8 @@ def leaf_names(forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[
         walked.append(value)
         count = len(calls.split(tuple(walked)).leaves) - len(names)
         names += [name] if count == 1 else [f"{name}_{index}" for index in range(count)]
-    return names
+    # `forward(x, /, **others)` may be given another `x`.
+    return [f"{name}_again" if name in names[:place] else name for place, name in enumerate(names)]
 
 
 def size_key(size: Any) -> Hashable:

@@ -59,7 +59,7 @@ class Peak:
     module_path: str
     region: str
     node: str
-    largest: tuple[Held, ...] = ()
+    largest: tuple[Held, ...] = field(default=(), repr=False)
     """The largest storages alive, in order."""
 
 
@@ -89,12 +89,12 @@ class Estimate:
     peak: Peak
     phases: Mapping[str, int]
     """Highest bytes within each phase that ran."""
-    curve: tuple[tuple[str, int], ...]
+    curve: tuple[tuple[str, int], ...] = field(repr=False)
     """(phase, bytes) along the step: the highest of each of at most a few hundred spans."""
-    saved: tuple[SavedAt, ...]
+    saved: tuple[SavedAt, ...] = field(repr=False)
     flops: Flops
     moved_bytes: int
-    work: tuple[Work, ...] = ()
+    work: tuple[Work, ...] = field(default=(), repr=False)
     device: str = "cpu"
     optimizer: str | None = None
     loss: str = ""
@@ -103,7 +103,7 @@ class Estimate:
     """Sentences: where a value was not known and what was taken instead."""
     not_counted: tuple[str, ...] = ()
     """Sentences: what else takes memory on such a device."""
-    forward_calls: Mapping[str, int] = field(default_factory=dict)
+    forward_calls: Mapping[str, int] = field(default_factory=dict, repr=False)
     """How often each module's forward ran in the whole step, by module path (recompute included)."""
 
     def __str__(self) -> str:

@@ -64,6 +64,24 @@ def test_past_the_bound_the_original_forward_runs_and_it_is_said_once(monkeypatc
     assert said == ["region 'root': 2 kinds of calls have code; further kinds run the original forward"]
 
 
+class Apart(nn.Module):
+    """Takes by position what a keyword may be called too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+
+    def forward(self, value: torch.Tensor, /, **others: torch.Tensor) -> torch.Tensor:
+        return self.linear(value).sum() + sum(each.square().sum() for each in others.values())
+
+
+def test_a_keyword_may_be_called_as_what_is_given_by_position() -> None:
+    model = Apart()
+    small = rewrite.optimize(model, example_inputs=(hidden(),))
+    assert torch.equal(small(hidden(), value=hidden() * 2), model(hidden(), value=hidden() * 2))
+    assert vars(small)["forward"].count() == 2
+
+
 class Remembering(nn.Module):
     """Puts what it computes into a cache."""
 
