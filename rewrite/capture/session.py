@@ -18,11 +18,12 @@ from rewrite import calls, runtime
 from rewrite.capture import private
 from rewrite.capture.answers import Answers
 from rewrite.capture.captured import Captured, StoppedError, TimeUpError, mark_rereading
-from rewrite.capture.descriptions import defined_at, first_line, fresh_like, leaf_names, size_key, tensor_versions
+from rewrite.capture.descriptions import (
+    defined_at, first_line, fresh_like, layer_facts, leaf_names, size_key, tensor_versions
+)  # fmt: skip
 from rewrite.capture.fakes import Fakes
-from rewrite.capture.randomness import draws_in_module
 from rewrite.capture.recorder import OpaqueError, Recorder, tensor_version
-from rewrite.capture.structure import Structure, has_hooks, is_bare, is_leaf, join_path, members, path_below
+from rewrite.capture.structure import Structure, has_hooks, is_leaf, join_path, members, path_below
 from rewrite.capture.surroundings import ambient, caches_kept, random_states_kept, same_numpy_state
 from rewrite.capture.symbols import size_predicate
 from rewrite.capture.undo import Undo
@@ -300,13 +301,7 @@ class Session:
             return out
         if self.is_leaf(module):
             node = recorder.call_module(path, args, kwargs)
-            node.meta.update(
-                hooked=has_hooks(module),
-                bare=is_bare(module),
-                fills_late=any(isinstance(m, nn.RReLU) for m in module.modules()),
-                random=draws_in_module(module),
-                module_type=type(module),
-            )
+            node.meta.update(layer_facts(module))
             versions = tensor_versions(args, kwargs)
             try:
                 out = self.run_leaf(module, path, args, kwargs)
