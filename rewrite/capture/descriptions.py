@@ -1,4 +1,4 @@
-"""Describe the arguments and results of a call on fakes, and the layer that is called."""
+"""Describe the arguments and results of a call on fakes."""
 
 from __future__ import annotations
 
@@ -8,12 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
 
 from rewrite import calls
 from rewrite.capture import private
-from rewrite.capture.randomness import draws_in_module
-from rewrite.capture.structure import has_hooks, is_bare
 
 
 def leaf_names(forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[str]:
@@ -53,17 +50,6 @@ def fresh_like(leaf: Any) -> Any:
         return leaf
     fresh = torch.empty_strided(leaf.shape, leaf.stride(), dtype=leaf.dtype, device=leaf.device)
     return fresh.requires_grad_().clone() if leaf.requires_grad else fresh
-
-
-def layer_facts(module: nn.Module) -> dict[str, Any]:
-    """What a node that calls the layer tells of it."""
-    return {
-        "hooked": has_hooks(module),
-        "bare": is_bare(module),
-        "fills_late": any(isinstance(each, nn.RReLU) for each in module.modules()),
-        "random": draws_in_module(module),
-        "module_type": type(module),
-    }
 
 
 def defined_at(function: Callable[..., Any]) -> str:

@@ -17,10 +17,8 @@ from torch import fx, nn
 from rewrite import calls, runtime
 from rewrite.capture import private
 from rewrite.capture.answers import Answers
-from rewrite.capture.captured import Captured, StoppedError, TimeUpError, mark_rereading
-from rewrite.capture.descriptions import (
-    defined_at, first_line, fresh_like, layer_facts, leaf_names, size_key, tensor_versions
-)  # fmt: skip
+from rewrite.capture.captured import Captured, StoppedError, TimeUpError, layer_facts, mark_rereading
+from rewrite.capture.descriptions import defined_at, first_line, fresh_like, leaf_names, size_key, tensor_versions
 from rewrite.capture.fakes import Fakes
 from rewrite.capture.recorder import OpaqueError, Recorder, tensor_version
 from rewrite.capture.structure import Structure, has_hooks, is_leaf, join_path, members, path_below
