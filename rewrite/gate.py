@@ -27,7 +27,7 @@ class Gate:
         """Begin to read; waits for another thread's capture to end."""
         me = threading.get_ident()
         within = self._reading.get(me)
-        if within:  # nobody captures until this thread is through, and its count is its own
+        if within and self._capturing is None:  # its count is its own, and nobody who is patient captures meanwhile
             self._reading[me] = within + 1
             return
         with self._lock:

@@ -9,7 +9,7 @@ from typing import Any
 from torch import fx, nn
 
 from rewrite.capture.randomness import draws_in_module
-from rewrite.capture.structure import has_hooks, is_bare
+from rewrite.capture.structure import has_hooks
 from rewrite.capture.symbols import Predicate
 
 
@@ -61,7 +61,6 @@ def layer_facts(module: nn.Module) -> dict[str, Any]:
     """What a node that calls the layer tells of it."""
     return {
         "hooked": has_hooks(module),
-        "bare": is_bare(module),
         "fills_late": any(isinstance(each, nn.RReLU) for each in module.modules()),
         "random": draws_in_module(module),
         "module_type": type(module),

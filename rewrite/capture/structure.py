@@ -109,11 +109,6 @@ def _same(one: Any, other: Any) -> bool:
     return isinstance(one, PRIMITIVES) and bool(one == other)
 
 
-def is_bare(module: nn.Module) -> bool:
-    """Whether its forward is all that a call of the module runs."""
-    return type(module).__call__ is nn.Module.__call__ and module._compiled_call_impl is None and not has_hooks(module)
-
-
 def has_hooks(module: nn.Module) -> bool:
     """Whether somebody registered a hook that fires when the module is called."""
     return bool(

@@ -18,16 +18,13 @@ _numbers = itertools.count()
 _ASSIGNED = re.compile(r"^ {4}([A-Za-z_][A-Za-z_0-9]*)(?: : .*?)? = ")
 
 
-def compile_graph(graph: fx.Graph, path: str, *, again: bool = False) -> Callable[..., Any]:
-    """A function `(module, *inputs)` that runs `graph`; `path` names the region its lines belong to.
-
-    Code to run something again calls the forward of a layer: what happens around a call has happened.
-    """
+def compile_graph(graph: fx.Graph, path: str) -> Callable[..., Any]:
+    """A function `(module, *inputs)` that runs `graph`; `path` names the region its lines belong to."""
     written = graph.python_code("module")
     source = re.sub(r"def forward\(self(, )?", r"def forward(module\1", written.src, count=1)
     source = re.sub(r"(?m)^    this_module = .*$", "    this_module = module", source)
     for target in {str(node.target) for node in graph.nodes if node.op == "call_module"}:
-        source = source.replace(f" = {_attribute(target)}(", f" = {_in_tables(target)}{'.forward' if again else ''}(")
+        source = source.replace(f" = {_attribute(target)}(", f" = {_in_tables(target)}(")
     filename = f"<rewrite {next(_numbers)} {path or 'root'}>"
     scope = {
         name: value.function if isinstance(value, runtime.Named) else value for name, value in written.globals.items()

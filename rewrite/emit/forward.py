@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import inspect
+import threading
 import types
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
@@ -17,7 +18,7 @@ from rewrite.capture.intercept import capturing
 from rewrite.capture.surroundings import ambient
 from rewrite.capture.watch import Watch
 from rewrite.emit.ownership import owning
-from rewrite.emit.quiet import hears_all
+from rewrite.emit.quiet import alone
 from rewrite.errors import ModelError
 from rewrite.gate import GATE
 from rewrite.inputs import in_order
@@ -66,12 +67,13 @@ class Variant:
     def run(self, forward: RegionForward, leaves: list[Any]) -> Any:
         if not self.children:
             return calls.join(self.result, self.function(forward.module, *leaves))
-        underway = [True]
-        undisturbed = self.quiet and forward.undisturbed and not hears_all()
-        for module, variant in zip(self.called(forward.rewriting.root), self.children, strict=True):
-            child = vars(module).get("forward")
+        underway, me = [True], threading.get_ident()
+        forwards = [vars(module).get("forward") for module in self.called(forward.rewriting.root)]
+        undisturbed = self.quiet and forward.undisturbed and alone() and all(map(_is_ours, forwards))
+        for child, variant in zip(forwards, self.children, strict=True):
             if isinstance(child, RegionForward):
-                child.expected = Expected(variant, underway, undisturbed and child.is_as_for(variant))
+                looked_up = undisturbed and child.is_as_for(variant)
+                child.expected = Expected(variant, underway, me if looked_up else None)
         try:
             return calls.join(self.result, self.function(forward.module, *leaves))
         finally:
@@ -84,8 +86,8 @@ class Expected(NamedTuple):
     variant: Variant
     underway: list[bool]
     """Whether it runs still, and all came as it was captured."""
-    looked_up: bool
-    """Whether the modules were seen to be as they were, and nothing changes them until the call."""
+    looked_up: int | None
+    """The thread in which the modules were seen to be as they were, if nothing changes them until the call there."""
 
 
 class RegionForward:
@@ -158,8 +160,9 @@ class RegionForward:
         """The code for a call, captured now if there is none, and the leaves to run it on; None for the original."""
         if expected is not None and expected.underway[0]:
             variant = expected.variant
-            if expected.looked_up or self.still_of_kind(variant):
-                self.undisturbed |= expected.looked_up
+            looked_up = expected.looked_up == threading.get_ident()
+            if looked_up or self.still_of_kind(variant):
+                self.undisturbed |= looked_up
                 return variant, variant.read(args, kwargs)  # type: ignore[misc]
             expected.underway[0] = False  # what this region gives may be of another kind too, such as need a gradient
         parts = calls.split((args, kwargs))
@@ -173,8 +176,9 @@ class RegionForward:
 
     def of_kind(self, key: Key) -> list[Variant]:
         """The code for calls of one kind; that of the last kind is known without a hash of what many modules hold."""
-        if self.last is not None and self.last[0][2] is key[2] and self.last[0][:2] == key[:2]:
-            return self.last[1]
+        last = self.last  # another thread may put another in its place
+        if last is not None and last[0][2] is key[2] and last[0][:2] == key[:2]:
+            return last[1]
         found = self.table.get(key)
         if found is None:
             return []
@@ -250,6 +254,10 @@ class RegionForward:
         vars(made).update(vars(self))
         made.module, made.watch, made.layers_by_plan = replica, None, {}
         return made
+
+
+def _is_ours(forward: Any) -> bool:
+    return isinstance(forward, RegionForward)
 
 
 def _check_not_traced() -> None:

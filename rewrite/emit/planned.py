@@ -150,7 +150,7 @@ class _Segment:
                 made[source] = part.node_copy(source)
         part.output(copy_graded(part, node, made))
         return Step(
-            compile_graph(part, self.region.path, again=bool(node.meta.get("bare"))),
+            compile_graph(part, self.region.path),
             tuple(self.places[source] for source in sources),
             tuple(any(each.requires_grad for each in value_tensors(source.meta.get("val"))) for source in sources),
             random=_is_random(node) and self._read_again(node),

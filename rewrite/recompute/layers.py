@@ -36,7 +36,10 @@ def owners_at(paths: tuple[str, ...]) -> Owners:
 class Layers:
     """The modules whose parameters a segment reads, all below them, and the tables that hold their state."""
 
-    __slots__ = ("absent", "all", "children", "counted", "find", "lasting", "lengths", "options", "owners", "tensors")
+    __slots__ = (
+        "absent", "all", "children", "counted", "find", "homes", "lasting", "lengths", "options", "own", "owners",
+        "tables", "tensors",
+    )  # fmt: skip
 
     def __init__(self, find: Owners, module: nn.Module) -> None:
         """Those that `find` finds in `module`."""
@@ -46,20 +49,23 @@ class Layers:
         self.tensors = _rows([(table, name) for table, name, tensor in held if tensor is not None])
         """Of parameters and buffers."""
         self.absent = _rows([(table, name) for table, name, tensor in held if tensor is None])
-        own = [vars(layer) for layer in layers]
-        self.options = _rows([(table, name) for table in own for name in table if name not in BOOK_KEEPING])
+        self.own = [*map(vars, layers)]
+        self.options = _rows([(table, name) for table in self.own for name in table if name not in BOOK_KEEPING])
         """Of attributes."""
         self.children = [(layer._modules, [*layer._modules.items()]) for layer in layers if layer._modules]
-        tables = [table for layer in layers for table in (layer._parameters, layer._buffers, layer._modules)]
-        self.lasting = all(isinstance(table, dict) for table in tables)
-        """Whether the tables are the modules' own: those of a scripted one lie in C++."""
-        self.counted = [*own, *tables]
+        self.homes = _rows([(table, name) for table in self.own for name in ("_parameters", "_buffers", "_modules")])
+        self.tables: list[Any] = [*map(dict.get, *self.homes)]
+        self.lasting = all(isinstance(table, dict) for table in self.tables)
+        """Whether modules hold the tables themselves: those of a scripted one lie in C++."""
+        self.counted = [*self.own, *self.tables] if self.lasting else []
         self.lengths = [*map(len, self.counted)]
 
     def serve(self, module: nn.Module) -> bool:
         """Whether the state still lies where it lay."""
         return (
             self.are_in(module)
+            and all(map(operator.is_, map(vars, self.all), self.own))
+            and all(map(operator.is_, map(dict.get, *self.homes), self.tables))
             and [*map(len, self.counted)] == self.lengths
             and all(map(operator.is_, map(dict.get, *self.absent), repeat(None)))
         )

@@ -92,3 +92,27 @@ def test_a_forked_process_waits_for_no_thread_of_its_parent() -> None:
             os._exit(len(gate.GATE._reading))
         _, status = os.waitpid(child, 0)
     assert os.waitstatus_to_exitcode(status) == 0
+
+
+def test_a_call_within_a_call_waits_for_a_capture_that_no_longer_waited(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gate, "PATIENCE_SECONDS", SOON)
+    shared, captures, done, within = Gate(), threading.Event(), threading.Event(), threading.Event()
+
+    def capture() -> None:
+        with shared.capturing():
+            captures.set()
+            done.wait(LATE)
+
+    def call() -> None:
+        with shared:
+            started(capture)
+            assert captures.wait(LATE)
+            with shared:
+                within.set()
+
+    thread = started(call)
+    assert captures.wait(LATE)
+    assert not within.wait(SOON)
+    done.set()
+    assert within.wait(LATE)
+    thread.join(LATE)

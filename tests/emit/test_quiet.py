@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -178,6 +179,135 @@ def test_a_function_of_the_users_may_change_the_next_block() -> None:
         model.found = gradients(model)
     for expected, found in zip(plain.found, small.found, strict=True):
         assert torch.equal(expected, found)
+
+
+class Wrapped:
+    """A forward that turns the option of a block, and runs what it stands for."""
+
+    def __init__(self, given: Callable[..., Any], block: Any) -> None:
+        self.given, self.block = given, block
+
+    def __call__(self, *args: Any) -> Any:
+        self.block.sine = not self.block.sine
+        return self.given(*args)
+
+
+@pytest.mark.parametrize("where", ["blocks.1", "layer"])
+def test_a_forward_that_somebody_wrapped_may_change_the_next_block(where: str) -> None:
+    plain: Any = Blocks(lambda model, value: model.layer(value))
+    plain.layer = nn.Linear(WIDTH, WIDTH)
+    small: Any = rewritten(plain)
+    gradients(small)
+    for model in (plain, small):
+        module = model.get_submodule(where)
+        module.forward = Wrapped(module.forward, model.blocks[2])
+    assert_same(plain, small)
+
+
+def test_a_function_that_a_layer_of_torchs_was_given_may_change_the_next_block() -> None:
+    turned: list[Any] = []
+
+    def activation(value: torch.Tensor) -> torch.Tensor:
+        for block in turned:
+            block.sine = not block.sine
+        return value.relu()
+
+    plain: Any = Blocks(lambda model, value: model.layer(value))
+    plain.layer = nn.TransformerEncoderLayer(WIDTH, 2, 2 * WIDTH, dropout=0.0, activation=activation)
+    small: Any = rewritten(plain)
+    found = []
+    for model in (plain, small):
+        turned[:] = [model.blocks[2]]
+        found.append(gradients(model))
+    for expected, got in zip(*found, strict=True):
+        assert torch.equal(expected, got)
+
+
+@torch.library.custom_op("rewrite_tests::turned", mutates_args=())
+def turned(value: torch.Tensor) -> torch.Tensor:
+    """An operator of the user's, in Python."""
+    for block in Sine.turned:
+        block.sine = not block.sine
+    return value.clone()
+
+
+turned.register_fake(torch.empty_like)
+turned.register_autograd(lambda ctx, grad: grad)
+
+
+def test_an_operator_of_the_users_may_change_the_next_block() -> None:
+    Sine.turned = []
+    plain: Any = Blocks(lambda _, value: turned(value))
+    small: Any = rewritten(plain)
+    found = []
+    for model in (plain, small):
+        Sine.turned = [model.blocks[2]]
+        found.append(gradients(model))
+    for expected, got in zip(*found, strict=True):
+        assert torch.equal(expected, got)
+
+
+def test_hooks_on_saved_tensors_may_change_the_next_block() -> None:
+    plain: Any = Blocks(lambda _, value: value.sin())
+    small: Any = rewritten(plain)
+    gradients(small)
+    found = []
+    for model in (plain, small):
+        sizes: list[int] = []
+
+        def pack(tensor: torch.Tensor, sizes: list[int] = sizes, model: Any = model) -> torch.Tensor:
+            sizes.append(tensor.numel())
+            model.blocks[2].sine = True
+            return tensor
+
+        with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+            loss = model(hidden())
+        loss.backward()
+        assert sizes
+        found.append([parameter.grad for parameter in model.parameters()])
+    for expected, got in zip(*found, strict=True):
+        assert torch.equal(expected, got)
+
+
+class Paused(torch.autograd.Function):
+    """The value as it is; something else happens first."""
+
+    work: list[Callable[[], Any]]
+
+    @staticmethod
+    def forward(ctx: Any, value: torch.Tensor) -> torch.Tensor:
+        while Paused.work:
+            Paused.work.pop()()
+        return value.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        return grads[0]
+
+
+def test_another_thread_may_call_the_model_meanwhile(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The last that its blocks are looked up for is then another call, without gradients."""
+    monkeypatch.setattr("rewrite.emit.quiet._home", lambda _: "torch")  # as where another thread comes at its own time
+    Paused.work = []
+    plain: Any = Blocks(lambda _, value: Paused.apply(value))
+    small: Any = rewritten(plain)
+
+    def infer() -> None:
+        with torch.no_grad():
+            small(hidden())
+
+    def meanwhile() -> None:
+        thread = threading.Thread(target=infer)
+        thread.start()
+        thread.join()
+
+    infer()
+    gradients(small)
+    expected = gradients(plain, 1)
+    Paused.work = [meanwhile]
+    for one, other in zip(expected, gradients(small, 1), strict=True):
+        assert torch.equal(one, other)
+    assert Paused.work == []
 
 
 @pytest.mark.parametrize("change", ["mode", "frozen", "layer", "option"])

@@ -14,7 +14,7 @@ from torch import nn
 
 from rewrite.errors import RecomputeError
 from rewrite.recompute.layers import Layers
-from tests.recompute.models import NOTHING, WIDTH, Stack, assert_same, forward, hidden, stacks, step
+from tests.recompute.models import NOTHING, WIDTH, assert_same, forward, hidden, stacks, step
 
 
 @pytest.fixture
@@ -137,18 +137,63 @@ def test_a_layer_runs_again_as_it_ran(kind: type[nn.Linear]) -> None:
     assert_same(step(plain, hidden()), step(small, hidden()))
 
 
-def test_a_hook_that_came_after_the_forward_has_no_part_in_the_recompute() -> None:
-    calls: list[Any] = []
+@pytest.mark.parametrize("kind", ["forward", "pre"])
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_a_hook_on_all_modules_has_its_part_in_the_recompute(kind: str, when: str) -> None:
+    def scale(module: nn.Module, given: Any, result: Any = None) -> Any:
+        if isinstance(module, nn.Linear):
+            return result * 2 if result is not None else tuple(each * 2 for each in given)
+        return None
+
+    register = {
+        "forward": nn.modules.module.register_module_forward_hook,
+        "pre": nn.modules.module.register_module_forward_pre_hook,
+    }[kind]
+    handle = register(scale) if when == "before" else None
+    try:
+        plain, small = stacks(NOTHING)
+        step(small, hidden())
+        handle = handle or register(scale)
+        for _ in range(3):
+            assert_same(step(plain, hidden()), step(small, hidden()))
+    finally:
+        if handle is not None:
+            handle.remove()
+
+
+def test_a_layer_whose_call_was_replaced_runs_again_by_it() -> None:
+    """As `layer.compile()` does, with results of its own."""
     plain, small = stacks(NOTHING)
-    assert isinstance(plain, Stack)
-    results = []
+    step(small, hidden())
     for model in (plain, small):
-        given = hidden()
-        loss = forward(model, given)
-        handle = model.blocks[1].up.register_forward_hook(lambda *_: calls.append(1) or torch.zeros(1))  # type: ignore
+        layer = model.blocks[1].up  # type: ignore[index]
+        layer._compiled_call_impl = lambda value, layer=layer: layer.forward(value) * 3
+    for _ in range(3):
+        assert_same(step(plain, hidden()), step(small, hidden()))
+
+
+def restored(layer: nn.Module) -> None:
+    layer.__setstate__(copy.deepcopy(layer.__dict__))
+
+
+def with_other_tables(layer: nn.Module) -> None:
+    layer._parameters = dict(layer._parameters)
+
+
+def with_another_dict(layer: nn.Module) -> None:
+    layer.__dict__ = dict(layer.__dict__)
+
+
+@pytest.mark.parametrize("change", [restored, with_other_tables, with_another_dict])
+def test_tables_that_were_replaced_are_looked_for_anew(change: Callable[[nn.Module], None]) -> None:
+    plain, small = stacks(NOTHING)
+    for _ in range(2):
+        step(small, hidden())
+    for model in (plain, small):
+        change(model.blocks[1].up)  # type: ignore[index]
+    assert_same(step(plain, hidden()), step(small, hidden()))
+    loss = forward(small, hidden())
+    with torch.no_grad():
+        small.blocks[1].up.bias.add_(1.0)  # type: ignore[union-attr, index, operator]
+    with pytest.raises(RecomputeError, match=r"'up\.bias' was changed in place"):
         loss.backward()
-        handle.remove()
-        results.append([given.grad, *(parameter.grad for parameter in model.parameters())])
-    assert calls == []
-    for expected, got in zip(*results, strict=True):
-        assert torch.equal(expected, got)
