@@ -271,7 +271,7 @@ class Paused(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, value: torch.Tensor) -> torch.Tensor:
-        while Paused.work:
+        if Paused.work:
             Paused.work.pop()()
         return value.clone()
 
@@ -280,27 +280,39 @@ class Paused(torch.autograd.Function):
         return grads[0]
 
 
+class Graded(Scaled):
+    """A block that computes something else without gradients."""
+
+    def forward(self, value: torch.Tensor) -> torch.Tensor:
+        inner = self.layer(value)
+        return value + (inner.tanh() if torch.is_grad_enabled() else inner.sin())
+
+
 def test_another_thread_may_call_the_model_meanwhile(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The last that its blocks are looked up for is then another call, without gradients."""
+    """The last that its blocks are looked up for is then another call, without gradients, which has not ended."""
     monkeypatch.setattr("rewrite.emit.quiet._home", lambda _: "torch")  # as where another thread comes at its own time
     Paused.work = []
     plain: Any = Blocks(lambda _, value: Paused.apply(value))
+    plain.blocks = nn.ModuleList([Graded() for _ in range(3)])
     small: Any = rewritten(plain)
+    there, go_on = threading.Event(), threading.Event()
 
     def infer() -> None:
         with torch.no_grad():
             small(hidden())
 
-    def meanwhile() -> None:
-        thread = threading.Thread(target=infer)
-        thread.start()
-        thread.join()
-
+    thread = threading.Thread(target=infer)
+    infer()
     infer()
     gradients(small)
     expected = gradients(plain, 1)
-    Paused.work = [meanwhile]
-    for one, other in zip(expected, gradients(small, 1), strict=True):
+    Paused.work = [lambda: (there.set(), go_on.wait(10)), lambda: (thread.start(), there.wait(10))]
+    try:
+        found = gradients(small, 1)
+    finally:
+        go_on.set()
+        thread.join(10)
+    for one, other in zip(expected, found, strict=True):
         assert torch.equal(one, other)
     assert Paused.work == []
 
