@@ -32,7 +32,7 @@ Model = TypeVar("Model", bound=nn.Module)
 
 def optimize(
     model: Model,
-    passes: str | Sequence[Pass] = (),
+    passes: str | Pass | Sequence[Pass] = (),
     *,
     example_inputs: Any = None,
     budget: str | int | None = None,
@@ -54,8 +54,8 @@ def optimize(
 
     With `budget`, bytes that a training step may take as `estimate` counts them (`"8GiB"`), passes are chosen beside
     the given ones: of what the installed passes offer, those with the least predicted time whose step fits, by the
-    first training step that is captured; calls of other shapes get the same passes. One that is captured anew, such as
-    of a far larger batch, and fits no plan runs with the lowest peak there is, and a warning. `allow` is the loosest
+    first training step that is captured; calls of other shapes get the same passes, and a larger one a warning. A call
+    that is captured anew and fits no plan runs with the lowest peak there is, and a warning. `allow` is the loosest
     numerics a chosen pass may have: "exact", "reassociated" or "reduced". `optimizer` and `device` ("cpu", "cuda") are
     what a step is counted with, `profile` names the peak rates that price its time.
 
@@ -147,7 +147,7 @@ def estimate(
 
 def diff(
     model: nn.Module,
-    passes: str | Sequence[Pass],
+    passes: str | Pass | Sequence[Pass],
     example_inputs: Any,
     *,
     optimizer: str | None = None,
@@ -240,9 +240,11 @@ def report(model: nn.Module) -> Report:
     )
 
 
-def checked_passes(model: nn.Module, passes: str | Sequence[Pass]) -> tuple[Pass, ...]:
+def checked_passes(model: nn.Module, passes: str | Pass | Sequence[Pass]) -> tuple[Pass, ...]:
     """The passes, if `model` can take them; raises ModelError, SpecError, InputError."""
     _check_module(model)
+    if isinstance(passes, Pass):
+        passes = (passes,)
     chosen = spec.parse(passes, registry.load) if isinstance(passes, str) else tuple(passes)
     for entry in chosen:
         if not isinstance(entry, Pass):
@@ -265,6 +267,10 @@ def _check_module(model: nn.Module) -> None:
     if not isinstance(model, nn.Module):
         raise ModelError(
             "model", f"it is no torch.nn.Module, but of type {type(model).__name__}", "pass the module itself"
+        )
+    if type(model).__name__ == "OptimizedModule" and hasattr(model, "_orig_mod"):  # without the import of dynamo
+        raise ModelError(
+            "model", "it is what torch.compile returned: what it runs is compiled", "pass the module it was made from"
         )
     if isinstance(model, torch.jit.ScriptModule):
         raise ModelError(

@@ -51,7 +51,7 @@ class Trials:
         self.count += 1
         rewriting = self.forward.rewriting
         for forward in self._forwards():
-            forward.table.clear()
+            forward.forget()
         rewriting.passes = self._that_matter(selectors)  # for kinds of calls that were not captured yet
         rewriting.emit(pipeline.run(rewriting.before[0], rewriting.passes).program)
         found = observe_outputs(self.module, self.args, self.kwargs, seed=self.seed)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import click
 
 from rewrite.cli.narration import Narration
@@ -45,8 +47,8 @@ def command(
 ) -> None:
     """Choose the passes with which a training step of MODEL fits --budget in the least predicted time.
 
-    Prints them as a spec, ready to paste into -p or optimize(); -o plan.json saves them for both. Passes given with -p
-    run first. Exit 1 when no choice fits, with the lowest peak there is.
+    Prints them as a spec, ready to paste into -p or optimize(); -o plan.json saves them too. Passes given with -p run
+    first. Exit 1 when no choice fits, with the lowest peak there is.
     """
     parse_bytes(budget)
     from rewrite.cli.loading import Request
@@ -59,5 +61,7 @@ def command(
     )
     if output.wants_json:
         output.document(plan_document(found))
+        if output.path is not None:
+            replace(output, path=None).lines(plan_lines(found, output.width))
     else:
         output.lines(plan_lines(found, output.width))

@@ -168,6 +168,8 @@ class RegionForward:
         parts = calls.split((args, kwargs))
         key = (parts.skeleton, ambient(), self.flags())
         found = self.find(key, parts.leaves)
+        if found is not None and self.path == "":
+            self.rewriting.note_call(parts.leaves)
         return found or self.rewriting.capture_miss(self, args, kwargs, key, parts.leaves), parts.leaves
 
     def find(self, key: Key, leaves: list[Any]) -> Variant | None:
@@ -216,6 +218,11 @@ class RegionForward:
         known = self.table.setdefault(variant.key, [])
         if all(other.predicate_text != variant.predicate_text or other.questions for other in known):
             known.append(variant)
+
+    def forget(self) -> None:
+        """Have no code for any call, as before the first."""
+        self.table.clear()
+        self.last = None
 
     def count(self) -> int:
         return sum(len(variants) for variants in self.table.values())

@@ -71,6 +71,8 @@ class Rewriting:
         """Plans made for calls of the model, which hold for equal ones: see `Example`."""
         """One for each capture, the first from the example inputs."""
         self.before: list[Program] = []
+        self.planned_elements: int | None = None
+        """Of the inputs of the largest call that a plan to a budget was made for, or that was warned of."""
 
     # Precision.
 
@@ -154,6 +156,8 @@ class Rewriting:
         if self.hold(program):
             program = self.program(path, self.capture(path, args, kwargs))
         trains = path == "" and self.root.training and torch.is_grad_enabled()
+        if trains and (self.choose is not None or any(getattr(each, "budget", None) for each in self.passes)):
+            self.planned_elements = max(self.planned_elements or 0, _elements(calls.split((args, kwargs)).leaves))
         example = Example(self.root if trains else None, args, kwargs, self.optimizer, self.device, {}, self.settled)
         program = replace(program, metadata={**program.metadata, "example": example})
         try:
@@ -250,6 +254,19 @@ class Rewriting:
             self.failed.add((forward.path, key))
         return variant
 
+    def note_call(self, leaves: list[Any]) -> None:
+        """Warn of a call of the model that is larger than the ones planned for, and runs by their plan."""
+        if self.planned_elements is None or not torch.is_grad_enabled() or any(map(_is_stand_in, leaves)):
+            return
+        given = _elements(leaves)
+        if given > self.planned_elements:
+            log.warning(
+                "a call whose inputs have %d elements runs by a plan made for %d: its peak may be above the budget\n"
+                "Next: plan for the largest call: give it as example_inputs",
+                given, self.planned_elements,
+            )  # fmt: skip
+            self.planned_elements = given
+
     def _worth_capturing(self, forward: RegionForward, key: Hashable, leaves: list[Any]) -> bool:
         if (forward.path, forward.flags()) in self.without_graph:
             return False
@@ -305,6 +322,10 @@ class Replicate:
         forward = vars(replica)["forward"]
         vars(replica)["forward"] = forward.bound_to(replica)
         return replica
+
+
+def _elements(leaves: list[Any]) -> int:
+    return sum(leaf.numel() for leaf in leaves if isinstance(leaf, torch.Tensor))
 
 
 def _is_stand_in(leaf: Any) -> bool:

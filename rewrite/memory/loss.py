@@ -9,6 +9,9 @@ import torch
 
 from rewrite.errors import InputError
 
+NO_LOSS = "the sum of every floating tensor of the output (it has no loss)"
+OUTSIDE = "what a loss outside the model holds and takes: have its forward return the loss, and it counts"
+
 
 def pick_loss(output: Any) -> tuple[torch.Tensor, str]:
     """The loss in a model's output, and a sentence that says which it is.
@@ -34,7 +37,7 @@ def pick_loss(output: Any) -> tuple[torch.Tensor, str]:
     total = parts[0]
     for part in parts[1:]:
         total = total + part
-    return total, "the sum of every floating tensor of the output (it has no loss)"
+    return total, NO_LOSS
 
 
 def _is_scalar(value: Any) -> TypeGuard[torch.Tensor]:

@@ -7,6 +7,7 @@ from typing import Any
 
 from torch import nn
 
+from rewrite.memory.loss import NO_LOSS, OUTSIDE
 from rewrite.memory.ready import make_ready
 from rewrite.memory.step import Run, run_step
 from rewrite.memory.timeline import CATEGORIES, Estimate, Flops, Held, Peak, SavedAt
@@ -86,7 +87,7 @@ def summarise(run: Run, *, optimizer: str | None, device: str) -> Estimate:
         optimizer=optimizer,
         loss=run.loss,
         assumptions=run.assumptions,
-        not_counted=NOT_COUNTED[device],
+        not_counted=(*([OUTSIDE] if run.loss == NO_LOSS else []), *NOT_COUNTED[device]),
         forward_calls=run.calls,
     )
 

@@ -78,7 +78,7 @@ class Saved:
             raise PlanError(
                 f"plan {self.path}",
                 f"it was made for another training step: {difference}",
-                "make it again with `rewrite plan`, or give its passes as a spec, which plans anew",
+                "make it again with `rewrite plan`, give the example inputs it was made with, or its passes as a spec",
             )
         return self.passes()
 

@@ -32,8 +32,11 @@ class Fingerprint:
         if self.parameters != other.parameters:
             return "the model has other parameters (names, shapes, types, or which need a gradient)"
         if self.inputs != other.inputs:
-            ours, theirs = (", ".join(each.inputs) for each in (self, other))
-            return f"it was made for inputs {ours}, and these are {theirs}"
+            missing, more = ([each for each in one if each not in two] for one, two in
+                             ((self.inputs, other.inputs), (other.inputs, self.inputs)))  # fmt: skip
+            parts = [f"it was made with {', '.join(missing)}" if missing else "",
+                     f"these inputs have {', '.join(more)}" if more else ""]  # fmt: skip
+            return ", and ".join(filter(None, parts)) or "it was made for the same inputs in another order"
         return "" if self.graph == other.graph else OTHER_GRAPH
 
 

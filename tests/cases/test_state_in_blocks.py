@@ -12,7 +12,7 @@ from torch.nn import functional
 
 import rewrite
 from passes import Checkpoint, ChunkFFN
-from rewrite.errors import BudgetError, InputError
+from rewrite.errors import BudgetError, InputError, ModelError
 
 
 class Block(nn.Module):
@@ -122,7 +122,34 @@ def test_a_larger_batch_than_the_planned_one_runs_with_the_lowest_peak() -> None
     assert [name for name, value in expected.items() if value is not None and not torch.equal(value, found[name])] == []
 
 
+def test_a_larger_batch_that_runs_by_the_plan_is_warned_of_once() -> None:
+    with pytest.raises(BudgetError) as raised:
+        rewrite.optimize(Net(""), budget=1, allow="exact", example_inputs=batch())
+    for options in ({"budget": 2 * raised.value.lowest_bytes}, {"passes": [Checkpoint(budget=2 * 10**9)]}):
+        small = rewrite.optimize(Net(""), example_inputs=batch(), **options)  # type: ignore[arg-type]
+        with unittest.TestCase().assertNoLogs("rewrite", "WARNING"):
+            two_steps(small, 2)
+        with unittest.TestCase().assertLogs("rewrite", "WARNING") as logged:
+            two_steps(small, 256)
+        (said,) = logged.output
+        assert "runs by a plan made for" in said
+        assert "give it as example_inputs" in said
+        with unittest.TestCase().assertNoLogs("rewrite", "WARNING"), torch.no_grad():
+            small(batch(512))
+
+
 @pytest.mark.parametrize("budget", [1.5, float("inf"), [1], None.__class__])
 def test_a_budget_that_is_no_size(budget: Any) -> None:
     with pytest.raises(InputError, match="is no number of bytes"):
         rewrite.optimize(Net(""), budget=budget, example_inputs=batch())
+
+
+def test_what_torch_compile_returned_is_refused() -> None:
+    for function in (rewrite.optimize, rewrite.capture):
+        with pytest.raises(ModelError, match=r"torch\.compile returned"):
+            function(torch.compile(Net("")), example_inputs=batch())
+
+
+def test_one_pass_alone_is_a_pipeline() -> None:
+    small = rewrite.optimize(Net(""), Checkpoint(), example_inputs=batch())
+    assert rewrite.report(small).changes

@@ -55,8 +55,10 @@ def test_the_document(run: Run) -> None:
 
 def test_a_saved_plan_serves_the_other_commands_and_no_other_model(run: Run, tmp_path: Path) -> None:
     path = str(tmp_path / "plan.json")
-    assert run(*PLAN, "-o", path).code == 0
+    planned = run(*PLAN, "-o", path)
+    assert planned.code == 0
     document = json.loads(Path(path).read_text())
+    assert document["spec"] in planned.out.replace("\n", "")
 
     diffed = json.loads(run("diff", *WIDE, "-p", path, "--json").out)
     assert diffed["after"]["peak_bytes"] == document["after"]["peak_bytes"]
@@ -64,7 +66,7 @@ def test_a_saved_plan_serves_the_other_commands_and_no_other_model(run: Run, tmp
     assert run("verify", *WIDE, "-p", path).code == 0
     refused = run("diff", STACK, "--batch", "256", "--set", "depth=4", "-p", path)
     assert refused.code == 2
-    assert "it was made for inputs x float32[512, 64], and these are x float32[256, 64]" in refused.err
+    assert "it was made with x float32[512, 64], and these inputs have x float32[256, 64]" in refused.err
     assert "Next: make it again with `rewrite plan`" in refused.err
     assert run("plan", *WIDE, "--budget", "1GiB", "-p", path).code == 2
 

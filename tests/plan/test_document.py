@@ -76,7 +76,7 @@ class Louder(Language):
         (lambda: Language(layers=4), batch, "the model has other parameters"),
         (frozen, batch, "the model has other parameters"),
         (Louder, batch, "the forward runs other operations"),
-        (Language, lambda: batch(3), "it was made for inputs int64[4, 64], and these are int64[3, 64]"),
+        (Language, lambda: batch(3), "it was made with int64[4, 64], and these inputs have int64[3, 64]"),
     ],
 )
 def test_a_plan_for_another_step_is_refused(
