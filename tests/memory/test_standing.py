@@ -146,8 +146,8 @@ def test_what_is_counted_without_code_is_said() -> None:
     small = rewrite.optimize(model, [Checkpoint(policy="blocks")], example_inputs=x)
     assert not rewrite.estimate(small, x).assumptions
     forward = vars(small.blocks[1])["forward"]  # type: ignore[union-attr, index, operator]
-    forward.table.clear()
-    vars(small)["forward"].table.clear()
+    forward.forget()
+    vars(small)["forward"].forget()
     forward.rewriting.failed.clear()
     vars(small)["forward"].rewriting.without_graph = {("", vars(small)["forward"].flags())}
     told = rewrite.estimate(small, x).assumptions
