@@ -5,6 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from rewrite.report.columns import PRINTED_WIDTH, plain
+from rewrite.report.diff import diff_lines
+
 if TYPE_CHECKING:
     from rewrite.contract import Change, Refusal
     from rewrite.memory.timeline import Estimate
@@ -112,6 +115,10 @@ class GraphDiff:
     """How many module instances with a graph of their own stayed as they were."""
     profile: str = ""
     """The device whose peak rates price the time; "" when none was asked for."""
+
+    def __str__(self) -> str:
+        """The diff as `rewrite diff` prints it."""
+        return plain(diff_lines(self, PRINTED_WIDTH))
 
     @property
     def modified(self) -> bool:

@@ -17,7 +17,9 @@ from rewrite.plan.apply import Kept
 from rewrite.plan.fingerprint import Fingerprint, fingerprint
 from rewrite.plan.joint import Priced
 from rewrite.program import Program
+from rewrite.report.columns import PRINTED_WIDTH, plain
 from rewrite.report.documents import PLAN_SCHEMA
+from rewrite.report.plan import plan_lines
 from rewrite.spec import parse
 
 AGAIN = "give a file that `rewrite plan MODEL --budget SIZE -o FILE` wrote"
@@ -48,6 +50,10 @@ class Plan:
     """Predicted peaks and times from the untouched step to the lowest peak, with no step run."""
     floor: Estimate
     """The step with the lowest peak there is."""
+
+    def __str__(self) -> str:
+        """The plan as `rewrite plan` prints it."""
+        return plain(plan_lines(self, PRINTED_WIDTH))
 
     @property
     def time_ratio(self) -> float:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from rich.text import Text
 
@@ -15,6 +15,8 @@ WIDE = 110
 NARROW = 64
 """Columns below which shape and dtype are left out."""
 SOURCE_WIDTH = 28
+PRINTED_WIDTH = 100
+"""Columns of what `print` shows in Python."""
 
 
 def node_columns(
@@ -69,3 +71,8 @@ def wrapped_behind(name: str, text: str, column: int, width: int) -> Iterator[Te
     lines = wrapped(text, max(20, width - column))
     for position, line in enumerate(lines or [Text("")]):
         yield Text(f"{name if position == 0 else '':<{column}}").append_text(line)
+
+
+def plain(lines: Iterable[Text]) -> str:
+    """Lines as a text without colours, for `print` in Python."""
+    return "\n".join(line.plain for line in lines)

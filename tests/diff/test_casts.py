@@ -105,5 +105,6 @@ def test_a_cast_that_a_pass_took_out_counts_against_the_others() -> None:
 
 def test_a_diff_without_casts_says_nothing_of_them() -> None:
     found = rewrite.diff(Stack(), "checkpoint", torch.ones(ROWS, WIDTH))
+    assert str(found).splitlines()[:2] == ["--- Stack", "+++ checkpoint"]
     assert found.casts == ()
     assert not any(line.plain.startswith("casts") for line in stat_view(found, 80))

@@ -47,7 +47,9 @@ def test_a_plan_is_counted_as_it_was_made_whatever_is_said_now(saved: Path) -> N
 
 
 def test_made_again_it_is_the_same_text(saved: Path) -> None:
-    assert document_text(plan_document(made())) == saved.read_text()
+    again = made()
+    assert document_text(plan_document(again)) == saved.read_text()
+    assert str(again).splitlines()[:2] == [f"--- {again.model}", f"+++ {again.spec}"]
 
 
 def test_a_plan_applies_to_the_first_training_step_and_stays_for_later_shapes(saved: Path) -> None:
