@@ -213,7 +213,9 @@ class Report:
         lines = [
             f"{text}: {len(each.replaced)} modules replaced" for text, each in self.prepared.items() if each.replaced
         ]
-        lines += [f"{step.applied}: {len(step.result.changes)} changes" for step in self.steps] or ["no pass has run"]
+        lines += [f"{step.applied}: {len(step.result.changes)} changes" for step in self.steps] or [
+            "no pass has run" if self.before is not None else "nothing is captured yet: the first call is"
+        ]
         lines += [f"  refused {refusal.path or '(root)'}: {refusal.reason}" for refusal in self.refusals]
         lines += [f"  as it was {each.path or '(root)'}: {each.reason}" for each in self.opaque]
         return "\n".join(lines)
@@ -229,11 +231,13 @@ def report(model: nn.Module) -> Report:
     if forward is None:
         raise ModelError("model", "it was not made by rewrite.optimize", "call report on what optimize returned")
     rewriting = forward.rewriting
-    first = rewriting.results[0] if rewriting.results else None
+    captures = [*zip(rewriting.before, rewriting.results, strict=True)]
+    # The first, unless a later one ran more passes: those of a budget are chosen for the first training step.
+    before, result = max(captures, key=lambda each: len(each[1].steps), default=(None, None))
     return Report(
-        rewriting.before[0] if rewriting.before else None,
-        first.program if first else None,
-        first.steps if first else (),
+        before,
+        result.program if result else None,
+        result.steps if result else (),
         rewriting.opaque,
         rewriting.passes,
         rewriting.prepared,

@@ -153,3 +153,18 @@ def test_what_torch_compile_returned_is_refused() -> None:
 def test_one_pass_alone_is_a_pipeline() -> None:
     small = rewrite.optimize(Net(""), Checkpoint(), example_inputs=batch())
     assert rewrite.report(small).changes
+
+
+def test_a_report_is_of_the_capture_for_which_passes_were_chosen() -> None:
+    with pytest.raises(BudgetError) as raised:
+        rewrite.optimize(Net(""), budget=1, allow="exact", example_inputs=batch())
+    model = Net("").eval()
+    small = rewrite.optimize(model, budget=raised.value.lowest_bytes, allow="exact", example_inputs=batch())
+    assert str(rewrite.report(small)) == "no pass has run"
+    two_steps(small.train())
+    assert str(rewrite.report(small)).startswith("checkpoint{budget=")
+    assert rewrite.report(small).changes
+
+
+def test_a_report_says_that_nothing_is_captured_yet() -> None:
+    assert str(rewrite.report(rewrite.optimize(Net(""), budget="8GiB"))) == "nothing is captured yet: the first call is"
