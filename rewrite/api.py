@@ -23,6 +23,8 @@ from rewrite.emit.rewriting import Rewriting
 from rewrite.emit.tree import copy_tree
 from rewrite.errors import CaptureError, InputError, ModelError
 from rewrite.memory import Estimate, estimate_step
+from rewrite.memory.step import check_device
+from rewrite.optim.kinds import check_optimizer
 from rewrite.plan.choose import chooser
 from rewrite.plan.document import is_plan_file, load_plan
 from rewrite.program import Opaque, Program
@@ -64,6 +66,8 @@ def optimize(
     SelectorError for a pipeline that does not fit, InputError for example inputs that are not a call, PlanError for a
     plan of another step, BudgetError when no choice fits, with the lowest peak there is and what holds it there.
     """
+    check_optimizer(optimizer)
+    check_device(device)
     saved = load_plan(passes) if isinstance(passes, str) and is_plan_file(passes) else None
     if saved is not None and budget is not None:
         raise InputError("budget", f"{saved.path} is a plan to a budget already", "leave one of them out")

@@ -8,10 +8,9 @@ from typing import Protocol
 import torch
 from torch import nn
 
-from rewrite.errors import InputError
 from rewrite.memory.blockwise import Blockwise
 from rewrite.optim.groups import in_full, trainable
-from rewrite.optim.kinds import KINDS, OPTIMIZERS
+from rewrite.optim.kinds import KINDS, check_optimizer
 
 
 class StepOptimizer(Protocol):
@@ -33,10 +32,9 @@ def build_optimizer(name: str | None, module: nn.Module, device: str) -> StepOpt
     It is what `rewrite.optimizer` gives for that name and no options. Raises InputError for an unknown name. Gradients
     are left as None.
     """
+    check_optimizer(name)
     if name is None or name == "none":
         return None
-    if name not in KINDS:
-        raise InputError(f"optimizer {name!r}", "it is not known", f"choose one of: {', '.join(OPTIMIZERS)}")
     parameters = [parameter for _, parameter in trainable(module)]
     kind = KINDS[name]
     if kind.library == "bitsandbytes":

@@ -46,6 +46,13 @@ class Run:
     assumptions: tuple[str, ...]
 
 
+def check_device(device: str | None) -> None:
+    """Raise InputError unless it is None, or one that a step can be counted for."""
+    if device is not None and device not in DEVICES:
+        choices = " or ".join(DEVICES)
+        raise InputError(f"device {device!r}", f"memory can be planned for {choices}", f"give one of them: {choices}")
+
+
 def run_step(
     module: nn.Module, example_inputs: Any, *, optimizer: str | None, device: str, train: bool, real: bool
 ) -> Run:
@@ -54,8 +61,7 @@ def run_step(
     The gradients start as None, as after `zero_grad()`; of the output only the loss is held, as in
     `model(**batch).loss.backward()`. Raises InputError for inputs that do not fit, and whatever the forward raises.
     """
-    if device not in DEVICES:
-        raise InputError(f"device {device!r}", "memory can be planned for cpu or cuda", f"choose one of {DEVICES}")
+    check_device(device)
     lone_holders()  # found once, outside the modes
     modules = ModulePaths(module)
     mode = None if real else FakeTensorMode(allow_non_fake_inputs=True)

@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from rewrite.errors import InputError
+
 
 @dataclass(frozen=True)
 class Kind:
@@ -57,3 +59,12 @@ KINDS = {
 
 OPTIMIZERS = (*KINDS, "none")
 """What a step can be counted with."""
+
+
+def check_optimizer(name: Any) -> None:
+    """Raise InputError unless it is None, or the name of one of these."""
+    if name is None or (isinstance(name, str) and name in OPTIMIZERS):
+        return
+    subject = f"optimizer {name!r}" if isinstance(name, str) else f"an optimizer of type {type(name).__name__}"
+    cause = "it is not known" if isinstance(name, str) else "a step is counted with one that is named"
+    raise InputError(subject, cause, f"choose one of: {', '.join(OPTIMIZERS)}")

@@ -168,3 +168,16 @@ def test_a_report_is_of_the_capture_for_which_passes_were_chosen() -> None:
 
 def test_a_report_says_that_nothing_is_captured_yet() -> None:
     assert str(rewrite.report(rewrite.optimize(Net(""), budget="8GiB"))) == "nothing is captured yet: the first call is"
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ({"optimizer": "adamW"}, r"optimizer 'adamW': it is not known\nNext: choose one of: adamw, "),
+        ({"optimizer": torch.optim.SGD([nn.Parameter(torch.ones(1))])}, "an optimizer of type SGD: a step is counted"),
+        ({"device": "gpu"}, r"device 'gpu': memory can be planned for cpu or cuda\nNext: give one of them"),
+    ],
+)
+def test_what_a_step_cannot_be_counted_with_is_refused_without_a_budget_too(options: Any, told: str) -> None:
+    with pytest.raises(InputError, match=told):
+        rewrite.optimize(Net(""), "checkpoint", example_inputs=batch(), **options)
