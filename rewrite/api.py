@@ -61,10 +61,11 @@ def optimize(
     numerics a chosen pass may have: "exact", "reassociated" or "reduced". `optimizer` and `device` ("cpu", "cuda") are
     what a step is counted with, `profile` names the peak rates that price its time.
 
-    Raises RewriteError subclasses: ModelError for a model that cannot be rewritten (no module, scripted, sharded,
-    rewritten before), CaptureError when the forward fails on the example inputs, SpecError and
-    SelectorError for a pipeline that does not fit, InputError for example inputs that are not a call, PlanError for a
-    plan of another step, BudgetError when no choice fits, with the lowest peak there is and what holds it there.
+    Raises RewriteError subclasses: ModelError for a model that cannot be rewritten (no module, scripted, compiled,
+    sharded, rewritten before), CaptureError when the forward fails on the example inputs, SpecError and
+    SelectorError for a pipeline that does not fit, InputError for example inputs that are not a call and for
+    an `optimizer` or `device` that no step is counted with, PlanError for a plan of another step, BudgetError when no
+    choice fits, with the lowest peak there is and what holds it there.
     """
     check_optimizer(optimizer)
     check_device(device)
@@ -118,7 +119,8 @@ def _rewrite(rewriting: Rewriting, example_inputs: Any) -> None:
 def capture(model: nn.Module, example_inputs: Any) -> Program:
     """The program of one call of `model`: nothing is computed and the model is left as it was.
 
-    Raises ModelError for what is no module, or a scripted one; InputError for inputs that are not a call; CaptureError.
+    Raises ModelError for what is no module, or a scripted or compiled one; InputError for inputs that are not a call;
+    CaptureError.
     """
     _check_module(model)
     rewriting = Rewriting(copy_tree(model), (), {})
